@@ -1,0 +1,91 @@
+"""What an operation is: a node of the lazy graph that knows its result's shape and which kernels compute it.
+
+An Op holds its options (a frozen dataclass, so that it can be hashed and compared), never its operands.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gpu import Buffer, Recorder
+
+# Dense element types, their bytes in a storage buffer and the NumPy type they are read back as (bf16 travels as its bits).
+DTYPES: dict[str, tuple[int, Any]] = {
+    "f32": (4, np.float32),
+    "f16": (2, np.float16),
+    "bf16": (2, np.uint16),
+    "i32": (4, np.int32),
+    "u32": (4, np.uint32),
+    "u8": (1, np.uint8),
+    "bool": (4, np.uint32),
+}
+
+
+class ShapeError(ValueError):
+    """Operands whose shapes do not fit together; the message names the function, what it got and what it wanted."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a value that may not exist yet. `dtype` is a key of DTYPES or a block format such as "q4_1"."""
+
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * DTYPES[self.dtype][0]
+
+
+@dataclass(frozen=True)
+class Array:
+    """A dense row-major value in device memory: the buffer, its shape and its dtype."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.shape, self.dtype)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def cols(self) -> int:
+        """Length of the last axis (1 for a scalar)."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def rows(self) -> int:
+        """Product of all axes but the last."""
+        return math.prod(self.shape[:-1])
+
+
+class Op:
+    """Base of every operation. Subclasses are frozen dataclasses whose fields are the options.
+
+    `mutates` lists the positions of operands that `lower` also writes (a KV cache); such a node is never merged with
+    an equal one and runs once, in graph order.
+    """
+
+    mutates: tuple[int, ...] = ()
+
+    def infer(self, *inputs: Spec) -> Spec | tuple[Spec, ...]:
+        """The result's spec (or specs) for operands of these specs. Raises ShapeError."""
+        raise NotImplementedError
+
+    def lower(self, record: Recorder, *arrays: Any) -> None:
+        """Record the dispatches: `arrays` are the operands, then the results, as Array (or Weight for block formats)."""
+        raise NotImplementedError
