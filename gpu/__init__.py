@@ -1,0 +1,26 @@
+"""gpu: a thin WebGPU wrapper that records command buffers of WGSL compute shaders. Knows no neural network."""
+
+from gpu.device import AdapterInfo, Capabilities, Device, list_adapters
+from gpu.errors import DeviceLost, GpuError, LimitExceeded, NoAdapter, OutOfMemory, ShaderError
+from gpu.kernel import Kernel
+from gpu.memory import Buffer, Counters, Pending
+from gpu.recorder import Plan, Recorder
+
+__all__ = [
+    "AdapterInfo",
+    "Buffer",
+    "Capabilities",
+    "Counters",
+    "Device",
+    "DeviceLost",
+    "GpuError",
+    "Kernel",
+    "LimitExceeded",
+    "NoAdapter",
+    "OutOfMemory",
+    "Pending",
+    "Plan",
+    "Recorder",
+    "ShaderError",
+    "list_adapters",
+]

@@ -36,3 +36,38 @@ class Case:
     run: Callable[[Device, np.random.Generator], Iterable[Outcome]]
     shaders: tuple[str, ...]
     needs: frozenset[str] = frozenset()
+
+
+def compare(outcome: Outcome) -> str | None:
+    """None if the outcome is right, else what is wrong: how many values, the worst one, and where."""
+    got, want = np.asarray(outcome.got), np.asarray(outcome.want)
+    if got.shape != want.shape:
+        return f"{outcome.label}: shape {got.shape}, expected {want.shape}"
+    if got.size == 0:
+        return None
+    exact = outcome.rtol == 0.0 and outcome.atol == 0.0
+    if exact and got.dtype.kind in "iub":
+        bad = got != want
+        error = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    else:
+        g, w = got.astype(np.float64), want.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            error = np.abs(g - w)
+            same = (g == w) | (np.isnan(g) & np.isnan(w))
+            bad = ~(same | (error <= outcome.atol + outcome.rtol * np.abs(w)))
+    if not bad.any():
+        return None
+    where = np.unravel_index(int(np.argmax(np.where(bad, np.nan_to_num(error, nan=np.inf), -1.0))), got.shape)
+    place = tuple(int(i) for i in where)
+    return f"{outcome.label}: {int(bad.sum())} of {got.size} wrong, worst at {place}: got {got[where]}, expected {want[where]}"
+
+
+def run_case(case: Case, device: Device) -> str | None:
+    """Run one case on a device. None if it passes, otherwise what is wrong. Inputs are seeded by the case's name."""
+    rng = np.random.default_rng(list(case.name.encode()))
+    count = 0
+    for outcome in case.run(device, rng):
+        count += 1
+        if problem := compare(outcome):
+            return problem
+    return None if count else "the case compared nothing"

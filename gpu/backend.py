@@ -1,0 +1,333 @@
+"""Which WebGPU: wgpu-native through `wgpu` (the default) or Dawn through `wgpudawn`. Everything private is touched here.
+
+Both packages have the same Python API. What differs, and lives in this file: trusted shader modules (no injected
+bounds checks), waiting, reading back without a polling thread, the encoder's C functions, and feature names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpu.errors import DeviceLost, GpuError, OutOfMemory, ShaderError
+
+NAMES = ("wgpu", "dawn")
+
+
+def default_name() -> str:
+    """The backend asked for by ANYGPU_BACKEND, or "wgpu"."""
+    name = os.environ.get("ANYGPU_BACKEND", "").strip().lower() or "wgpu"
+    if name not in NAMES:
+        raise GpuError(f"ANYGPU_BACKEND={name}: expected one of {', '.join(NAMES)}; unset it for wgpu")
+    return name
+
+
+def open_backend(name: str | None = None) -> Backend:
+    """The binding by name. Raises GpuError naming the package to install when it is missing."""
+    name = name or default_name()
+    if name not in NAMES:
+        raise GpuError(f"backend '{name}' is unknown: expected one of {', '.join(NAMES)}")
+    try:
+        return WgpuBackend() if name == "wgpu" else DawnBackend()
+    except ImportError as error:
+        package = "anygpu[dawn]" if name == "dawn" else "wgpu"
+        raise GpuError(
+            f"backend '{name}' needs a package that is not installed ({error}): pip install '{package}'"
+        ) from error
+
+
+class Backend:
+    """What the engine needs beyond the common Python API. One per Device; holds no device itself."""
+
+    name: str
+    module: Any
+    version: str
+    needs_enable_subgroups: bool  # does WGSL need `enable subgroups;`
+    subgroup_features: tuple[str, ...]
+
+    def adapters(self) -> list[Any]:
+        return list(self.module.gpu.enumerate_adapters_sync())
+
+    def request_device(self, adapter: Any, *, features: Sequence[str], limits: dict[str, int], trusted: bool) -> Any:
+        raise NotImplementedError
+
+    def shader_module(self, device: Any, code: str, label: str, *, trusted: bool) -> Any:
+        raise NotImplementedError
+
+    def wait(self, device: Any, submission: Any = None) -> None:
+        """Block until all submitted work (or what `submission` names) is done."""
+        raise NotImplementedError
+
+    def submit(self, device: Any, command_buffer: Any) -> Any:
+        """Submit and return a token for `wait`."""
+        raise NotImplementedError
+
+    def start_map(self, device: Any, buffer: Any, nbytes: int) -> Any:
+        """Begin mapping a MAP_READ buffer; the result goes to `finish_map`."""
+        raise NotImplementedError
+
+    def finish_map(self, device: Any, buffer: Any, token: Any, submission: Any, nbytes: int) -> bytes:
+        """Wait for the mapping, copy the bytes out, unmap."""
+        raise NotImplementedError
+
+    def compile_commands(self, commands: Sequence[tuple[Any, Sequence[Any], tuple[int, int, int]]]) -> Any:
+        """Turn (pipeline, bind groups, counts) into the form that `encode` replays fastest."""
+        raise NotImplementedError
+
+    def encode(self, compute_pass: Any, compiled: Any) -> None:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def errors(self, doing: str) -> Iterator[None]:
+        """Turn the binding's errors into ours."""
+        try:
+            yield
+        except GpuError:
+            raise
+        except Exception as error:
+            raise self.translate(error, doing) from error
+
+    def translate(self, error: Exception, doing: str) -> Exception:
+        text = str(error)
+        kind = type(error).__name__
+        if "OutOfMemory" in kind or "out of memory" in text.lower() or "not enough memory" in text.lower():
+            return OutOfMemory(
+                f"{doing}: the device is out of memory ({_first_line(text)}). Free buffers, or use a smaller model or context."
+            )
+        if "lost" in text.lower() and "device" in text.lower():
+            return DeviceLost(f"{doing}: the device was lost ({_first_line(text)}). Open a new Device and load again.")
+        if isinstance(error, self.module.GPUError) or "Validation" in kind:
+            return GpuError(f"{doing}: {text.strip()}")
+        return error
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+
+
+class _LostFilter(logging.Filter):
+    """Keeps the binding's "DEVICE LOST!" lines off the terminal: the engine raises DeviceLost where it matters."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not ("DEVICE LOST" in text or "device was lost" in text or "Parent device is lost" in text)
+
+
+class WgpuBackend(Backend):
+    name = "wgpu"
+    needs_enable_subgroups = False
+    subgroup_features = ("subgroup", "subgroup-barrier")
+
+    def __init__(self) -> None:
+        self.module = importlib.import_module("wgpu")
+        private = importlib.import_module("wgpu.backends.wgpu_native._api")
+        native = importlib.import_module("wgpu.backends.wgpu_native._ffi")
+        self._lib, self._ffi = native.lib, native.ffi
+        self._handler = private.error_handler
+        self._private = private
+        self.version = f"wgpu {self.module.__version__} (wgpu-native {'.'.join(map(str, native.lib_version_info))})"
+        logger = logging.getLogger("wgpu")
+        if not any(isinstance(f, _LostFilter) for f in logger.filters):
+            logger.addFilter(_LostFilter())
+        # The hot calls keep the GIL: cffi drops it at each call, and beside a busy Python thread every drop costs a switch interval.
+        held = ctypes.PyDLL(native.lib_path)
+        self._set_pipeline = held.wgpuComputePassEncoderSetPipeline
+        self._set_group = held.wgpuComputePassEncoderSetBindGroup
+        self._dispatch = held.wgpuComputePassEncoderDispatchWorkgroups
+        for function in (self._set_pipeline, self._set_group, self._dispatch):
+            function.restype = None
+        self._on_mapped = self._ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", self._mapped)
+        self._map_status: dict[int, int] = {}
+        self._map_count = 0
+
+    def request_device(self, adapter: Any, *, features: Sequence[str], limits: dict[str, int], trusted: bool) -> Any:
+        return adapter.request_device_sync(required_features=list(features), required_limits=limits)
+
+    def shader_module(self, device: Any, code: str, label: str, *, trusted: bool) -> Any:
+        if not trusted:
+            return device.create_shader_module(code=code, label=label)
+        private, ffi = self._private, self._ffi
+        source = private.new_struct_p("WGPUShaderSourceWGSL *", code=private.to_c_string_view(code))
+        source[0].chain.next = ffi.NULL
+        source[0].chain.sType = self._lib.WGPUSType_ShaderSourceWGSL
+        descriptor = private.new_struct_p(
+            "WGPUShaderModuleDescriptor *",
+            nextInChain=ffi.cast("WGPUChainedStruct *", source),
+            label=private.to_c_string_view(label),
+        )
+        with self._captured("create shader module"):
+            handle = self._lib.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, 0)
+        return private.GPUShaderModule(label, handle, device)
+
+    @contextlib.contextmanager
+    def _captured(self, name: str) -> Iterator[None]:
+        """Raise what the device's error callback reports during raw C calls of this thread."""
+        self._handler.capture(name)
+        try:
+            yield
+        finally:
+            problem = self._handler.release(name)
+        if problem:
+            kind, message = problem
+            error = {"OutOfMemory": self.module.GPUOutOfMemoryError, "Validation": self.module.GPUValidationError}
+            raise error.get(kind, self.module.GPUError)(message)
+
+    def wait(self, device: Any, submission: Any = None) -> None:
+        index = self._ffi.NULL if submission is None else submission
+        self._lib.wgpuDevicePoll(device._internal, True, index)
+
+    def submit(self, device: Any, command_buffer: Any) -> Any:
+        handles = self._ffi.new("WGPUCommandBuffer[1]", [command_buffer._internal])
+        with self._captured("submit"):
+            index = self._lib.wgpuQueueSubmitForIndex(device.queue._internal, 1, handles)
+        return self._ffi.new("WGPUSubmissionIndex *", index)
+
+    def _mapped(self, status: int, message: Any, key: Any, _unused: Any) -> None:
+        self._map_status[int(self._ffi.cast("uintptr_t", key))] = int(status)
+
+    def start_map(self, device: Any, buffer: Any, nbytes: int) -> Any:
+        self._map_count += 1
+        key = self._map_count
+        info = self._private.new_struct(
+            "WGPUBufferMapCallbackInfo",
+            mode=self._lib.WGPUCallbackMode_AllowSpontaneous,
+            callback=self._on_mapped,
+            userdata1=self._ffi.cast("void *", key),
+        )
+        with self._captured("map"):
+            self._lib.wgpuBufferMapAsync(buffer._internal, self._lib.WGPUMapMode_Read, 0, nbytes, info)
+        return key
+
+    def finish_map(self, device: Any, buffer: Any, token: Any, submission: Any, nbytes: int) -> bytes:
+        if token not in self._map_status:
+            self.wait(device, submission)
+        if token not in self._map_status:  # the callback of a finished submission may need one more round
+            self.wait(device)
+        status = self._map_status.pop(token, None)
+        if status != self._lib.WGPUMapAsyncStatus_Success:
+            raise DeviceLost(
+                f"read back: mapping failed (status {status}); the device was lost or closed. Open a new Device and load again."
+            )
+        pointer = self._lib.wgpuBufferGetConstMappedRange(buffer._internal, 0, nbytes)
+        data = bytes(self._ffi.buffer(pointer, nbytes))
+        self._lib.wgpuBufferUnmap(buffer._internal)
+        return data
+
+    def compile_commands(self, commands: Sequence[tuple[Any, Sequence[Any], tuple[int, int, int]]]) -> Any:
+        pointer = self._pointer
+        compiled, last = [], None
+        for pipeline, groups, counts in commands:
+            compiled.append(
+                (
+                    None if pipeline is last else pointer(pipeline),
+                    pointer(groups[0]),
+                    pointer(groups[1]) if len(groups) > 1 else None,
+                    *counts,
+                )
+            )
+            last = pipeline
+        return compiled
+
+    def _pointer(self, wrapper: Any) -> ctypes.c_void_p:
+        return ctypes.c_void_p(int(self._ffi.cast("uintptr_t", wrapper._internal)))
+
+    def encode(self, compute_pass: Any, compiled: Any) -> None:
+        set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
+        encoder, zero, one, null = self._pointer(compute_pass), 0, 1, None
+        with self._captured("encode"):
+            for pipeline, group0, group1, x, y, z in compiled:
+                if pipeline is not None:
+                    set_pipeline(encoder, pipeline)
+                set_group(encoder, zero, group0, zero, null)
+                if group1 is not None:
+                    set_group(encoder, one, group1, zero, null)
+                dispatch(encoder, x, y, z)
+
+
+class DawnBackend(Backend):
+    name = "dawn"
+    needs_enable_subgroups = True
+    subgroup_features = ("subgroups",)
+
+    def __init__(self) -> None:
+        self.module = importlib.import_module("wgpudawn")
+        native = importlib.import_module("wgpudawn.backends.dawn._ffi")
+        self._extras = importlib.import_module("wgpudawn.backends.dawn.extras")
+        self._lib, self._ffi = native.lib, native.ffi
+        self.version = f"wgpudawn {self.module.__version__} (Dawn {'.'.join(map(str, native.lib_version_info))})"
+        logger = logging.getLogger("wgpudawn")
+        if not any(isinstance(f, _LostFilter) for f in logger.filters):
+            logger.addFilter(_LostFilter())
+        with contextlib.suppress(RuntimeError):  # set once a process, before the first adapter
+            self._extras.set_instance_extras(
+                enable_toggles=["allow_unsafe_apis", "vulkan_enable_f16_on_nvidia"],
+            )
+
+    def request_device(self, adapter: Any, *, features: Sequence[str], limits: dict[str, int], trusted: bool) -> Any:
+        return self._extras.request_device_sync(
+            adapter,
+            required_features=list(features),
+            required_limits=limits,
+            enable_toggles=["disable_robustness"] if trusted else [],
+        )
+
+    def shader_module(self, device: Any, code: str, label: str, *, trusted: bool) -> Any:
+        return device.create_shader_module(code=code, label=label)
+
+    def wait(self, device: Any, submission: Any = None) -> None:
+        device.queue.on_submitted_work_done_sync()
+
+    def submit(self, device: Any, command_buffer: Any) -> Any:
+        device.queue.submit([command_buffer])
+        return None
+
+    def start_map(self, device: Any, buffer: Any, nbytes: int) -> Any:
+        return buffer.map_async("READ", 0, nbytes)
+
+    def finish_map(self, device: Any, buffer: Any, token: Any, submission: Any, nbytes: int) -> bytes:
+        token.sync_wait()
+        data = bytes(buffer.read_mapped(0, nbytes))
+        buffer.unmap()
+        return data
+
+    def compile_commands(self, commands: Sequence[tuple[Any, Sequence[Any], tuple[int, int, int]]]) -> Any:
+        compiled, last = [], None
+        for pipeline, groups, counts in commands:
+            compiled.append(
+                (
+                    None if pipeline is last else pipeline._internal,
+                    groups[0]._internal,
+                    groups[1]._internal if len(groups) > 1 else None,
+                    *counts,
+                )
+            )
+            last = pipeline
+        return compiled
+
+    def encode(self, compute_pass: Any, compiled: Any) -> None:
+        lib, encoder, null = self._lib, compute_pass._internal, self._ffi.NULL
+        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
+        set_group = lib.wgpuComputePassEncoderSetBindGroup
+        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+        for pipeline, group0, group1, x, y, z in compiled:
+            if pipeline is not None:
+                set_pipeline(encoder, pipeline)
+            set_group(encoder, 0, group0, 0, null)
+            if group1 is not None:
+                set_group(encoder, 1, group1, 0, null)
+            dispatch(encoder, x, y, z)
+
+
+def shader_error(text: str, source: Any) -> ShaderError:
+    """The driver's complaint with the file and line a person wrote, found through the loader's line map."""
+    import re
+
+    m = re.search(r"wgsl:(\d+):(\d+)", text) or re.search(r"(?:^|\s):(\d+):(\d+)", text)
+    place = source.where(int(m[1])) if m else source.path
+    line = source.code.splitlines()[int(m[1]) - 1].strip() if m and int(m[1]) <= len(source.lines) else ""
+    return ShaderError(f"{place}: {text.strip()}" + (f"\n  in: {line}" if line else ""))

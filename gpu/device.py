@@ -1,0 +1,356 @@
+"""A device: which adapter, what it really can do, and the memory, kernels and recorders that belong to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpu import wgsl
+from gpu.backend import Backend, default_name, open_backend
+from gpu.errors import DeviceLost, GpuError, LimitExceeded, NoAdapter
+from gpu.kernel import Kernel, KernelCache
+from gpu.memory import Buffer, Counters, Memory, Pending
+from gpu.recorder import Recorder
+
+# The limits every WebGPU implementation gives (the specification's defaults); ANYGPU_LIMITS=default asks for no more.
+DEFAULT_LIMITS = {
+    "max-bind-groups": 4,
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-storage-buffer-binding-size": 134_217_728,
+    "max-buffer-size": 268_435_456,
+    "max-compute-workgroup-storage-size": 16_384,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+    "max-compute-workgroup-size-y": 256,
+    "max-compute-workgroups-per-dimension": 65_535,
+}
+_KINDS = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """One adapter as the driver describes it. kind: "gpu" or "cpu" (a software driver)."""
+
+    index: int
+    name: str
+    vendor: str
+    driver: str
+    type: str
+    api: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a device can do; features are here only if a probe kernel gave the right result. Sizes in bytes."""
+
+    name: str
+    kind: str
+    backend: str
+    backend_version: str
+    driver: str
+    api: str
+    f16: bool
+    subgroups: bool
+    subgroup_size: int  # as probed with a workgroup of 64; 0 without subgroups
+    timestamps: bool
+    checked: bool
+    max_binding: int
+    max_buffer: int
+    max_storage_buffers: int
+    max_workgroup_bytes: int
+    max_invocations: int
+    max_workgroups: int
+    offset_alignment: int
+
+
+def list_adapters(backend: str | None = None) -> list[AdapterInfo]:
+    """Every adapter of a backend, in the driver's order. Empty when there is none."""
+    return [_describe(i, adapter) for i, adapter in enumerate(open_backend(backend).adapters())]
+
+
+def _describe(index: int, adapter: Any) -> AdapterInfo:
+    info = adapter.info
+    type_ = info.get("adapter_type") or "Unknown"
+    return AdapterInfo(
+        index=index,
+        name=info.get("device") or info.get("description") or "unnamed adapter",
+        vendor=info.get("vendor") or "",
+        driver=info.get("description") or "",
+        type=type_,
+        api=info.get("backend_type") or "",
+        kind="cpu" if type_ == "CPU" else "gpu",
+    )
+
+
+def choose(adapters: list[AdapterInfo], wanted: str | None) -> tuple[AdapterInfo, str]:
+    """The adapter to use and why. `wanted` is an index or a part of a name (any case); None takes the fastest kind."""
+    usable = [a for a in adapters if a.api not in ("OpenGL", "OpenGLES", "Null")] or adapters
+    if not usable:
+        raise NoAdapter(
+            "no WebGPU adapter found: this system has no Vulkan, Metal or D3D12 driver. "
+            "On Debian or Ubuntu: apt-get install mesa-vulkan-drivers (a software driver is part of it)."
+        )
+    if wanted is None or wanted == "":
+        best = min(usable, key=lambda a: (_KINDS.get(a.type, 2), a.index))
+        return best, "the fastest kind of adapter here" if len(usable) > 1 else "the only adapter here"
+    if wanted.isdigit():
+        for adapter in adapters:
+            if adapter.index == int(wanted):
+                return adapter, f"asked for by number ({wanted})"
+    else:
+        for adapter in usable:
+            if wanted.lower() in f"{adapter.name} {adapter.driver}".lower():
+                return adapter, f"asked for by name ('{wanted}')"
+    listing = "; ".join(f"{a.index}: {a.name} ({a.type}, {a.api})" for a in adapters)
+    raise NoAdapter(
+        f"no adapter matches '{wanted}'. Here are: {listing}. Choose one by number or by a part of its name."
+    )
+
+
+class Device:
+    """One open device. Everything made from it (buffers, kernels, plans) lives as long as it.
+
+    Use `Device.open`. A device is not thread-safe: one thread records and submits.
+    """
+
+    def __init__(
+        self, backend: Backend, raw: Any, adapter: AdapterInfo, caps: Capabilities, *, why: str, canary: bool
+    ) -> None:
+        self.backend, self.raw, self.adapter, self.caps, self.why = backend, raw, adapter, caps, why
+        self.closed = False
+        self.counters = Counters()
+        self.memory = Memory(self, canary=canary)
+        self.kernels = KernelCache(self)
+
+    @classmethod
+    def open(
+        cls,
+        name: str | None = None,
+        *,
+        backend: str | None = None,
+        checked: bool | None = None,
+        limits: str | None = None,
+        features: str | None = None,
+        canary: bool = False,
+    ) -> Device:
+        """Open a device and probe it.
+
+        Args:
+            name: adapter number or part of its name; default ANYGPU_DEVICE, else the fastest kind of adapter.
+            backend: "wgpu" or "dawn"; default ANYGPU_BACKEND, else wgpu.
+            checked: keep the driver's bounds checks in shaders; default ANYGPU_CHECKED=1, else off.
+            limits: "default" asks for the WebGPU defaults only, "max" for all the adapter has; default ANYGPU_LIMITS.
+            features: "none" asks for no optional feature, "all" for those the engine uses; default ANYGPU_FEATURES.
+            canary: put sentinel bytes behind every buffer, inside the bound range; `memory.check_canaries` looks at them.
+        Raises: NoAdapter, GpuError.
+        """
+        name = name if name is not None else os.environ.get("ANYGPU_DEVICE")
+        checked = checked if checked is not None else os.environ.get("ANYGPU_CHECKED", "0") not in ("", "0")
+        limits = limits or os.environ.get("ANYGPU_LIMITS") or "max"
+        features = features or os.environ.get("ANYGPU_FEATURES") or "all"
+        for what, value, allowed in (("limits", limits, ("default", "max")), ("features", features, ("none", "all"))):
+            if value not in allowed:
+                raise GpuError(
+                    f"Device.open: {what}='{value}' (or ANYGPU_{what.upper()}); expected one of {', '.join(allowed)}"
+                )
+        engine = open_backend(backend or default_name())
+        raw_adapters = engine.adapters()
+        adapters = [_describe(i, a) for i, a in enumerate(raw_adapters)]
+        adapter, why = choose(adapters, name)
+        raw_adapter = raw_adapters[adapter.index]
+        wanted = [] if features == "none" else ["shader-f16", *engine.subgroup_features, "timestamp-query"]
+        granted = [f for f in wanted if f in raw_adapter.features]
+        limit_values = {
+            key: (default if limits == "default" else max(default, raw_adapter.limits.get(key, default)))
+            for key, default in DEFAULT_LIMITS.items()
+        }
+        with engine.errors(f"open {adapter.name}"):
+            raw = engine.request_device(raw_adapter, features=granted, limits=limit_values, trusted=not checked)
+        caps = Capabilities(
+            name=adapter.name,
+            kind=adapter.kind,
+            backend=engine.name,
+            backend_version=engine.version,
+            driver=adapter.driver,
+            api=adapter.api,
+            f16="shader-f16" in granted,
+            subgroups=any(f in granted for f in engine.subgroup_features),
+            subgroup_size=0,
+            timestamps="timestamp-query" in granted,
+            checked=checked,
+            max_binding=limit_values["max-storage-buffer-binding-size"] // 4 * 4,
+            max_buffer=limit_values["max-buffer-size"] // 4 * 4,
+            max_storage_buffers=limit_values["max-storage-buffers-per-shader-stage"],
+            max_workgroup_bytes=limit_values["max-compute-workgroup-storage-size"],
+            max_invocations=limit_values["max-compute-invocations-per-workgroup"],
+            max_workgroups=limit_values["max-compute-workgroups-per-dimension"],
+            offset_alignment=256,
+        )
+        device = cls(engine, raw, adapter, caps, why=why, canary=canary)
+        device.caps = _probe(device)
+        if adapter.kind == "cpu" and name is None and sys.stderr.isatty():
+            print(f"anygpu: no GPU found, running on the CPU through {adapter.name}", file=sys.stderr)
+        return device
+
+    # Memory ------------------------------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int) -> Buffer:
+        """A buffer of nbytes, contents undefined. Raises LimitExceeded, OutOfMemory."""
+        return self.memory.alloc(nbytes)
+
+    def upload(self, array: np.ndarray | bytes) -> Buffer:
+        """A buffer holding a copy of the array's bytes in C order."""
+        data = np.frombuffer(array, np.uint8) if isinstance(array, bytes) else np.ascontiguousarray(array)
+        buffer = self.memory.alloc(data.nbytes)
+        self.memory.write(buffer, data, 0)
+        return buffer
+
+    def read(self, buffer: Buffer, dtype: Any, shape: int | tuple[int, ...]) -> np.ndarray:
+        """Wait for all submitted work and copy the buffer out as an array of this NumPy dtype and shape."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = int(np.prod(shape, dtype=np.int64))
+        dtype = np.dtype(dtype)
+        if count == 0:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self.memory.read(buffer, count * dtype.itemsize), dtype).reshape(shape).copy()
+
+    def read_later(self, buffer: Buffer, nbytes: int, offset: int = 0) -> Pending:
+        """Start a read-back that overlaps later submits; `.result()` waits and gives bytes."""
+        return self.memory.start_read(buffer.raw, buffer.offset + offset, nbytes)
+
+    # Kernels and recording ---------------------------------------------------------------------------------------
+
+    def kernel(
+        self,
+        path: str,
+        entry: str,
+        *,
+        types: Mapping[str, str] | None = None,
+        constants: Mapping[str, Any] | None = None,
+        parts: Mapping[str, str] | None = None,
+        slots: Mapping[str, str] | None = None,
+        subgroups: bool | None = None,
+    ) -> Kernel:
+        """The compiled entry point of a file below shaders/, from the cache after the first time.
+
+        subgroups=None takes the subgroup variants of included files where the device has subgroups.
+        Raises ShaderError with the file and line.
+        """
+        use = self.caps.subgroups if subgroups is None else subgroups
+        return self.kernels.get(path, entry, types or {}, constants or {}, parts or {}, slots or {}, use)
+
+    def kernel_source(self, text: str, entry: str, *, label: str, constants: Mapping[str, Any] | None = None) -> Kernel:
+        """A kernel from WGSL text made at run time (fused operations); cached by the text."""
+        return self.kernels.get_source(text, entry, label, constants or {})
+
+    def recorder(self) -> Recorder:
+        """A new, empty recording."""
+        self.require_open()
+        return Recorder(self)
+
+    def wait(self) -> None:
+        """Block until everything submitted is done."""
+        self.backend.wait(self.raw)
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise DeviceLost(f"the device {self.caps.name} was closed: open a new Device and load again")
+
+    def require_binding(self, nbytes: int, what: str) -> None:
+        if nbytes > self.caps.max_binding:
+            raise LimitExceeded(
+                f"{what}: {nbytes:,} bytes in one binding, {self.caps.name} binds at most {self.caps.max_binding:,}; split it"
+            )
+
+    def close(self) -> None:
+        """Free everything. Buffers, kernels and plans of this device must not be used afterwards."""
+        if self.closed:
+            return
+        self.closed = True
+        self.kernels.clear()
+        self.raw.destroy()
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Device({self.caps.name}, {self.caps.backend})"
+
+
+_PROBE_F16 = """
+@group(0) @binding(0) var<storage, read> x: array<f16>;
+@group(0) @binding(1) var<storage, read_write> out: array<f16>;
+@compute @workgroup_size(4)
+fn probe(@builtin(local_invocation_index) i: u32) { out[i] = x[i] * f16(2.0) + f16(0.5); }
+"""
+_PROBE_SUBGROUPS = """
+@group(0) @binding(0) var<storage, read_write> out: array<u32>;
+@compute @workgroup_size(64)
+fn probe(@builtin(local_invocation_index) lane: u32) {
+  let size = subgroupAdd(1u);
+  out[lane] = size;
+  out[64u + lane] = subgroupBroadcastFirst(lane);
+  out[128u + lane] = subgroupAdd(lane * lane);
+  out[192u + lane] = subgroupMax((lane * 37u) % 64u);
+}
+"""
+
+
+def _probe(device: Device) -> Capabilities:
+    """Run tiny kernels for the optional features and keep only those whose results are right."""
+    caps = device.caps
+    if caps.f16:
+        x = np.array([1, -2.5, 100, 0.125], np.float16)
+        good = _probe_run(device, _PROBE_F16, "shader-f16", {"x": device.upload(x)}, np.float16, 4)
+        if good is None or not np.array_equal(good, x * np.float16(2) + np.float16(0.5)):
+            warnings.warn(f"{caps.name}: shader-f16 is offered but computes wrong values; switched off", stacklevel=3)
+            caps = replace(caps, f16=False)
+    if caps.subgroups:
+        got = _probe_run(device, _PROBE_SUBGROUPS, "subgroups", {}, np.uint32, 256)
+        size = _linear_subgroup_size(got)
+        if size == 0:
+            warnings.warn(
+                f"{caps.name}: subgroups are offered but do not work as specified; switched off", stacklevel=3
+            )
+        caps = replace(caps, subgroups=size > 0, subgroup_size=size)
+    return caps
+
+
+def _probe_run(
+    device: Device, text: str, label: str, inputs: dict[str, Buffer], dtype: Any, count: int
+) -> np.ndarray | None:
+    try:
+        kernel = device.kernel_source(text, "probe", label=f"probe {label}")
+        out = device.alloc(count * np.dtype(dtype).itemsize)
+        recorder = device.recorder()
+        recorder(kernel, grid=1, out=out, **inputs)
+        recorder.submit()
+        return device.read(out, dtype, count)
+    except GpuError:
+        return None
+
+
+def _linear_subgroup_size(got: np.ndarray | None) -> int:
+    """The subgroup size, if all are equal, invocations are numbered in order, and sums and maxima are right; else 0."""
+    if got is None:
+        return 0
+    sizes, first, sums, tops = got.reshape(4, 64).astype(np.int64)
+    size = int(sizes[0])
+    if size not in (4, 8, 16, 32, 64) or (sizes != size).any():
+        return 0
+    lanes = np.arange(64)
+    groups = lanes // size
+    want_sum = np.array([(lanes[groups == g] ** 2).sum() for g in groups])
+    want_max = np.array([((lanes[groups == g] * 37) % 64).max() for g in groups])
+    right = (first == groups * size).all() and (sums == want_sum).all() and (tops == want_max).all()
+    return size if right else 0

@@ -1,0 +1,149 @@
+"""Kernel: one compiled entry point with the names of what it binds; and the cache that compiles each once."""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpu import wgsl
+from gpu.backend import shader_error
+from gpu.errors import DeviceLost, GpuError, LimitExceeded, OutOfMemory, ShaderError
+
+if TYPE_CHECKING:
+    from gpu.device import Device
+
+_FORMATS = {"u32": "I", "i32": "i", "f32": "f"}
+
+
+class Kernel:
+    """A pipeline and its interface: storage bindings by name, Params fields by name."""
+
+    def __init__(self, device: Device, source: wgsl.Source, entry: str, label: str) -> None:
+        self.label, self.source, self.entry = label, source, entry
+        used = source.used_by(entry)
+        self.storage = tuple(b for b in used if b.access != "uniform")
+        self.names = frozenset(b.name for b in self.storage)
+        self.uniform = next((b for b in used if b.access == "uniform"), None)
+        self.params = source.params if self.uniform else ()
+        self.param_names = frozenset(name for name, _ in self.params)
+        self._pack = struct.Struct("<" + "".join(_FORMATS[t] for _, t in self.params)) if self.params else None
+        if len(self.storage) > device.caps.max_storage_buffers:
+            raise LimitExceeded(
+                f"{label}: binds {len(self.storage)} storage buffers, {device.caps.name} allows "
+                f"{device.caps.max_storage_buffers} a shader; split the operation"
+            )
+        groups = max((b.group for b in used), default=0) + 1
+        self.groups = tuple(tuple(b for b in used if b.group == g) for g in range(groups))
+        self.layouts, self.pipeline = _build(device, source, entry, label, self.groups)
+
+    def pack(self, params: Mapping[str, Any]) -> bytes:
+        """The uniform bytes of these Params. Raises ShaderError on a missing, unknown or unrepresentable value."""
+        if params.keys() != self.param_names:
+            raise ShaderError(
+                f"{self.label}: params given {sorted(params)}, the shader has {sorted(self.param_names)}; "
+                f"missing {sorted(self.param_names - params.keys())}, unknown {sorted(params.keys() - self.param_names)}"
+            )
+        if self._pack is None:
+            return b""
+        try:
+            return self._pack.pack(*[params[name] for name, _ in self.params])
+        except (struct.error, OverflowError) as error:
+            shown = ", ".join(f"{name}: {type_} = {params[name]!r}" for name, type_ in self.params)
+            raise ShaderError(f"{self.label}: a parameter does not fit its type ({error}); {shown}") from error
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.label}: {', '.join(b.name for b in self.storage)})"
+
+
+def _build(
+    device: Device, source: wgsl.Source, entry: str, label: str, groups: tuple[tuple[wgsl.Binding, ...], ...]
+) -> tuple[list[Any], Any]:
+    device.require_open()
+    raw = device.raw
+    stage = device.backend.module.ShaderStage.COMPUTE
+    kinds = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
+    code = _header(device, source.code) + source.code
+    try:
+        module = device.backend.shader_module(raw, code, label, trusted=not device.caps.checked)
+        layouts = [
+            raw.create_bind_group_layout(
+                entries=[{"binding": b.index, "visibility": stage, "buffer": {"type": kinds[b.access]}} for b in group]
+            )
+            for group in groups
+        ]
+        pipeline = raw.create_compute_pipeline(
+            label=label,
+            layout=raw.create_pipeline_layout(bind_group_layouts=layouts),
+            compute={"module": module, "entry_point": entry, "constants": dict(source.constants)},
+        )
+    except Exception as error:
+        translated = device.backend.translate(error, label)
+        if isinstance(translated, OutOfMemory | DeviceLost):
+            raise translated from error
+        if isinstance(translated, GpuError) or isinstance(error, device.backend.module.GPUError):
+            raise shader_error(str(error), source) from error
+        raise
+    device.counters.pipelines += 1
+    return layouts, pipeline
+
+
+def _header(device: Device, code: str) -> str:
+    """The `enable` lines this backend wants, put before line 1 without a line of their own."""
+    bare = wgsl.strip_comments(code)
+    header = ""
+    if "f16" in wgsl._WORD.findall(bare):
+        if not device.caps.f16:
+            raise ShaderError(f"a shader uses f16, which {device.caps.name} does not have; use f32")
+        header += "enable f16; "
+    if device.backend.needs_enable_subgroups and "subgroup" in bare:
+        header += "enable subgroups; diagnostic(off, subgroup_uniformity); "
+    return header
+
+
+class KernelCache:
+    """Compiles each (source, entry, options) once for its device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = weakref.ref(device)
+        self._kernels: dict[Any, Kernel] = {}
+
+    def get(
+        self,
+        path: str,
+        entry: str,
+        types: Mapping[str, str],
+        constants: Mapping[str, Any],
+        parts: Mapping[str, str],
+        slots: Mapping[str, str],
+        subgroups: bool,
+    ) -> Kernel:
+        key = (path, entry, _frozen(types), _frozen(constants), _frozen(parts), _frozen(slots), subgroups)
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            source = wgsl.load(path, types=types, constants=constants, parts=parts, slots=slots, subgroups=subgroups)
+            kernel = self._kernels[key] = self._make(source, entry, f"{path.removesuffix('.wgsl')}:{entry}")
+        return kernel
+
+    def get_source(self, text: str, entry: str, label: str, constants: Mapping[str, Any]) -> Kernel:
+        key = (text, entry, _frozen(constants))
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            lines = text.splitlines()
+            source = wgsl.assemble(label, lines, [(label, i) for i in range(1, len(lines) + 1)], constants=constants)
+            kernel = self._kernels[key] = self._make(source, entry, label)
+        return kernel
+
+    def _make(self, source: wgsl.Source, entry: str, label: str) -> Kernel:
+        device = self._device()
+        if device is None:
+            raise DeviceLost(f"{label}: the device is gone; open a new Device")
+        return Kernel(device, source, entry, label)
+
+    def clear(self) -> None:
+        self._kernels.clear()
+
+
+def _frozen(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(options.items()))

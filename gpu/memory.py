@@ -1,0 +1,280 @@
+"""Device memory: buffers out of a size-class pool, with live and peak counters, uploads and read-backs."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu.errors import GpuError, LimitExceeded, OutOfMemory
+
+if TYPE_CHECKING:
+    from gpu.device import Device
+
+UPLOAD_CHUNK = 16 << 20  # bytes a write_buffer call
+UPLOAD_BUDGET = 64 << 20  # bytes of staging copies that may pile up before a submit and a small read-back
+CANARY_BYTES = 256
+CANARY_WORD = 0x7FA5C3E1  # a NaN with a payload as f32, odd as integers
+
+
+@dataclass
+class Counters:
+    """What the device has done and holds. `allocations` counts driver buffers made, not pool hits."""
+
+    allocations: int = 0
+    bytes_live: int = 0
+    bytes_peak: int = 0
+    bytes_pooled: int = 0
+    pipelines: int = 0
+    bind_groups: int = 0
+    dispatches: int = 0
+    submits: int = 0
+
+
+def size_class(nbytes: int) -> int:
+    """Pool sizes: multiples of 256 up to 4 KiB, then eight steps to each power of two (at most 12.5 % waste)."""
+    nbytes = max(nbytes, 256)
+    if nbytes <= 4096:
+        return -(-nbytes // 256) * 256
+    step = 1 << ((nbytes - 1).bit_length() - 4)
+    return -(-nbytes // step) * step
+
+
+class Buffer:
+    """A range of device memory. Freed (to the pool) when the last reference goes, or by `release()`.
+
+    nbytes: size asked for. offset: where it starts in `raw`, the driver's buffer. A view shares its parent's memory.
+    """
+
+    __slots__ = ("__weakref__", "_capacity", "_finalizer", "bound_bytes", "device", "nbytes", "offset", "parent", "raw")
+
+    def __init__(
+        self,
+        device: Device,
+        raw: Any,
+        nbytes: int,
+        *,
+        offset: int = 0,
+        bound_bytes: int = 0,
+        parent: Buffer | None = None,
+    ) -> None:
+        self.device, self.raw, self.nbytes, self.offset, self.parent = device, raw, nbytes, offset, parent
+        self.bound_bytes = bound_bytes or -(-max(nbytes, 4) // 4) * 4
+        self._capacity = 0
+        self._finalizer: Any = None
+
+    def view(self, offset: int, nbytes: int) -> Buffer:
+        """Bytes [offset, offset + nbytes) as a buffer of their own. offset must be a multiple of 256."""
+        if offset % 256 or offset < 0 or offset + nbytes > self.nbytes:
+            raise GpuError(
+                f"view({offset}, {nbytes}) of a buffer of {self.nbytes} bytes: the offset must be a multiple of 256 "
+                "and the range must lie inside the buffer"
+            )
+        return Buffer(self.device, self.raw, nbytes, offset=self.offset + offset, parent=self)
+
+    def write(self, array: np.ndarray | bytes, offset: int = 0) -> None:
+        """Copy host data to byte `offset` (a multiple of 4), before any work submitted later."""
+        self.device.memory.write(self, array, offset)
+
+    def release(self) -> None:
+        """Give the memory back now. The buffer must not be used afterwards."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.nbytes} bytes at {self.offset} of {self.raw.size})"
+
+
+class Memory:
+    """The pool of one device."""
+
+    def __init__(self, device: Device, *, canary: bool) -> None:
+        self._device = weakref.ref(device)
+        self._canary = canary
+        self._free: dict[tuple[int, bool], list[Any]] = defaultdict(list)
+        self._live: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self._staging: dict[int, list[Any]] = defaultdict(list)
+        self._unsubmitted = 0
+        self._quarantine: list[tuple[Any, int, int, int]] = []
+        self.damaged: list[str] = []
+
+    @property
+    def device(self) -> Device:
+        device = self._device()
+        if device is None:
+            raise GpuError("this buffer's Device is closed: keep the Device as long as its buffers")
+        return device
+
+    def alloc(self, nbytes: int, *, uniform: bool = False) -> Buffer:
+        device = self.device
+        device.require_open()
+        padded = -(-max(int(nbytes), 4) // 4) * 4
+        bound = padded
+        if self._canary and not uniform:
+            bound = padded + CANARY_BYTES
+            if len(self._quarantine) >= 64:
+                self._check_quarantine()
+        capacity = size_class(bound)
+        caps = device.caps
+        if capacity > caps.max_buffer:
+            capacity = bound
+        if capacity > caps.max_buffer:
+            raise LimitExceeded(
+                f"alloc: {nbytes:,} bytes asked for, one buffer of {caps.name} holds at most {caps.max_buffer:,}; split the tensor"
+            )
+        free = self._free[capacity, uniform]
+        counters = device.counters
+        if free:
+            raw = free.pop()
+            counters.bytes_pooled -= capacity
+        else:
+            raw = self._create(capacity, uniform)
+        counters.bytes_live += capacity
+        counters.bytes_peak = max(counters.bytes_peak, counters.bytes_live)
+        buffer = Buffer(device, raw, nbytes, bound_bytes=bound)
+        buffer._capacity = capacity
+        buffer._finalizer = weakref.finalize(buffer, Memory._give_back, self, raw, capacity, uniform, nbytes, padded)
+        buffer._finalizer.atexit = False
+        if self._canary and not uniform:
+            device.raw.queue.write_buffer(raw, padded, np.full(CANARY_BYTES // 4, CANARY_WORD, np.uint32))
+            self._live.add(buffer)
+        return buffer
+
+    def _create(self, capacity: int, uniform: bool) -> Any:
+        device = self.device
+        usage = device.backend.module.BufferUsage
+        flags = (usage.UNIFORM if uniform else usage.STORAGE | usage.COPY_SRC) | usage.COPY_DST
+        for attempt in (0, 1):
+            try:
+                with device.backend.errors(f"alloc {capacity:,} bytes"):
+                    raw = device.raw.create_buffer(size=capacity, usage=flags)
+                break
+            except OutOfMemory:
+                if attempt or not self.trim():
+                    raise
+        device.counters.allocations += 1
+        return raw
+
+    def _give_back(self, raw: Any, capacity: int, uniform: bool, nbytes: int, padded: int) -> None:
+        device = self._device()
+        if device is None or device.closed:
+            return
+        device.counters.bytes_live -= capacity
+        if self._canary and not uniform:  # looked at later: this may run inside any other call
+            self._quarantine.append((raw, capacity, padded, nbytes))
+            return
+        device.counters.bytes_pooled += capacity
+        self._free[capacity, uniform].append(raw)
+
+    def check_canaries(self) -> None:
+        """Raise if any kernel wrote behind a buffer. Only with Device.open(canary=True), which tests use."""
+        self._check_quarantine()
+        for buffer in list(self._live):
+            if buffer._finalizer is not None and buffer._finalizer.alive:
+                padded = -(-max(buffer.nbytes, 4) // 4) * 4
+                self._check_tail(buffer.raw, padded, buffer.nbytes)
+        if self.damaged:
+            damaged, self.damaged = self.damaged, []
+            raise GpuError("a kernel wrote behind the end of its buffer: " + "; ".join(damaged))
+
+    def _check_quarantine(self) -> None:
+        quarantine, self._quarantine = self._quarantine, []
+        for raw, capacity, padded, nbytes in quarantine:
+            self._check_tail(raw, padded, nbytes)
+            self.device.counters.bytes_pooled += capacity
+            self._free[capacity, False].append(raw)
+
+    def _check_tail(self, raw: Any, padded: int, nbytes: int) -> None:
+        tail = np.frombuffer(self.read_raw(raw, padded, CANARY_BYTES), np.uint32)
+        if (tail != CANARY_WORD).any():
+            first = int(np.flatnonzero(tail != CANARY_WORD)[0])
+            self.damaged.append(
+                f"{nbytes} bytes asked for, byte {padded + 4 * first} overwritten with {tail[first]:#010x}"
+            )
+
+    def trim(self) -> int:
+        """Give pooled buffers back to the driver; returns the bytes freed."""
+        freed = 0
+        for (capacity, _), free in self._free.items():
+            freed += capacity * len(free)
+            for raw in free:
+                raw.destroy()
+            free.clear()
+        self.device.counters.bytes_pooled -= freed
+        return freed
+
+    def write(self, buffer: Buffer, array: np.ndarray | bytes, offset: int) -> None:
+        data = (
+            np.frombuffer(array, np.uint8)
+            if isinstance(array, bytes | bytearray | memoryview)
+            else np.ascontiguousarray(array)
+        )
+        data = data.reshape(-1).view(np.uint8)
+        limit = -(-max(buffer.nbytes, 4) // 4) * 4
+        if offset % 4 or offset + data.size > limit:
+            raise GpuError(
+                f"write: {data.size} bytes at offset {offset} into a buffer of {buffer.nbytes}; the offset must be a multiple of 4 "
+                "and the data must fit"
+            )
+        if data.size == 0:
+            return
+        if data.size % 4:  # copies are whole words: fill up the last one
+            data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
+        device = self.device
+        device.require_open()
+        with device.backend.errors("upload"):
+            for start in range(0, data.size, UPLOAD_CHUNK):
+                chunk = data[start : start + UPLOAD_CHUNK]
+                device.raw.queue.write_buffer(buffer.raw, buffer.offset + offset + start, chunk)
+                self._unsubmitted += chunk.size
+                if self._unsubmitted >= UPLOAD_BUDGET:
+                    self.read_raw(buffer.raw, buffer.offset + offset, 4)
+
+    def read(self, buffer: Buffer, nbytes: int, offset: int = 0) -> bytes:
+        return self.read_raw(buffer.raw, buffer.offset + offset, nbytes)
+
+    def read_raw(self, raw: Any, offset: int, nbytes: int) -> bytes:
+        return self.start_read(raw, offset, nbytes).result()
+
+    def start_read(self, raw: Any, offset: int, nbytes: int) -> Pending:
+        """Copy bytes out after everything submitted so far; the result can be fetched later."""
+        device = self.device
+        device.require_open()
+        padded = -(-nbytes // 4) * 4
+        capacity = size_class(padded)
+        usage = device.backend.module.BufferUsage
+        with device.backend.errors(f"read {nbytes:,} bytes"):
+            free = self._staging[capacity]
+            staging = (
+                free.pop() if free else device.raw.create_buffer(size=capacity, usage=usage.COPY_DST | usage.MAP_READ)
+            )
+            encoder = device.raw.create_command_encoder()
+            encoder.copy_buffer_to_buffer(raw, offset, staging, 0, padded)
+            submission = device.backend.submit(device.raw, encoder.finish())
+            token = device.backend.start_map(device.raw, staging, padded)
+        device.counters.submits += 1
+        self._unsubmitted = 0
+        return Pending(self, staging, capacity, token, submission, nbytes, padded)
+
+
+class Pending:
+    """A read-back under way. `result()` waits for it and gives the bytes; once only."""
+
+    def __init__(
+        self, memory: Memory, staging: Any, capacity: int, token: Any, submission: Any, nbytes: int, padded: int
+    ) -> None:
+        self._memory, self._staging, self._capacity = memory, staging, capacity
+        self._token, self._submission, self._nbytes, self._padded = token, submission, nbytes, padded
+
+    def result(self) -> bytes:
+        device = self._memory.device
+        with device.backend.errors("read back"):
+            data = device.backend.finish_map(device.raw, self._staging, self._token, self._submission, self._padded)
+        if self._capacity <= 4 << 20:
+            self._memory._staging[self._capacity].append(self._staging)
+        else:
+            self._staging.destroy()
+        return data[: self._nbytes]

@@ -1,0 +1,197 @@
+"""Recorder: gathers dispatches. Plan: a recording made ready once and replayed many times.
+
+Nothing is submitted dispatch by dispatch. A recording owns one uniform arena (a 256-byte slot a dispatch, written
+once), its bind groups, and references to every buffer, so that replaying is a flat loop of three calls a dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu.errors import GpuError, LimitExceeded, ShaderError
+from gpu.memory import Buffer
+
+if TYPE_CHECKING:
+    from gpu.device import Device
+    from gpu.kernel import Kernel
+
+SLOT = 256  # bytes a dispatch in the uniform arena: the largest offset alignment WebGPU allows
+MAX_PER_SUBMIT = 2048  # dispatches a command buffer
+
+Grid = int | tuple[int, int] | tuple[int, int, int]
+
+
+class Recorder:
+    """Call it with a kernel, a grid, buffers by binding name and Params by field name."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._commands: list[tuple[Kernel, dict[str, Buffer], tuple[int, int, int]]] = []
+        self._params: list[bytes] = []
+        self._keep: list[Buffer] = []
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def __call__(self, kernel: Kernel, grid: Grid, **operands: Any) -> None:
+        """Append one dispatch.
+
+        grid: workgroups; a single number above the device's limit is folded into (x, y), the kernel computes
+        wg.y * num_workgroups.x + wg.x and guards the end. A grid of zero workgroups records nothing.
+        Raises ShaderError when a name is missing or unknown, LimitExceeded, GpuError on a buffer of another device.
+        """
+        counts = self._counts(kernel, grid)
+        if 0 in counts:
+            return
+        names = kernel.names
+        buffers = {name: value for name, value in operands.items() if name in names}
+        if len(buffers) != len(names):
+            raise ShaderError(
+                f"{kernel.label}: buffers given {sorted(buffers)}, the shader binds {sorted(names)}; missing {sorted(names - buffers.keys())}"
+            )
+        params = kernel.pack({name: value for name, value in operands.items() if name not in names})
+        _check_buffers(self.device, kernel, buffers)
+        self._commands.append((kernel, buffers, counts))
+        self._params.append(params)
+
+    def temp(self, nbytes: int) -> Buffer:
+        """Scratch memory that lives as long as this recording (and its Plan)."""
+        buffer = self.device.alloc(nbytes)
+        self._keep.append(buffer)
+        return buffer
+
+    def keep(self, buffer: Buffer) -> None:
+        """Hold a reference to a buffer for as long as this recording lives."""
+        self._keep.append(buffer)
+
+    def submit(self) -> None:
+        """Run what was recorded, once, and start afresh."""
+        self.plan().replay()
+
+    def plan(self) -> Plan:
+        """Make the recording replayable, and start afresh."""
+        plan = Plan(self.device, self._commands, self._params, self._keep)
+        self._commands, self._params, self._keep = [], [], []
+        return plan
+
+    def _counts(self, kernel: Kernel, grid: Grid) -> tuple[int, int, int]:
+        limit = self.device.caps.max_workgroups
+        if isinstance(grid, int | np.integer):
+            n = int(grid)
+            if n <= limit:
+                return (n, 1, 1)
+            rows = -(-n // limit)
+            if rows > limit:
+                raise LimitExceeded(f"{kernel.label}: {n:,} workgroups are more than {limit} x {limit}")
+            return (-(-n // rows), rows, 1)
+        counts = (*(int(n) for n in grid), 1, 1)[:3]
+        if max(counts) > limit or min(counts) < 0:
+            raise LimitExceeded(f"{kernel.label}: grid {counts}, at most {limit} workgroups a dimension; fold it")
+        return counts
+
+
+def _check_buffers(device: Device, kernel: Kernel, buffers: dict[str, Buffer]) -> None:
+    """What either WebGPU implementation rejects, rejected here by name."""
+    written: list[tuple[str, Buffer]] = []
+    for binding in kernel.storage:
+        buffer = buffers[binding.name]
+        if not isinstance(buffer, Buffer):
+            raise ShaderError(f"{kernel.label}: '{binding.name}' is a {type(buffer).__name__}, expected a Buffer")
+        if buffer.device is not device:
+            raise GpuError(f"{kernel.label}: '{binding.name}' belongs to another device; upload it to this one")
+        if buffer.bound_bytes > device.caps.max_binding:
+            device.require_binding(buffer.bound_bytes, f"{kernel.label}: '{binding.name}'")
+        if binding.access == "read_write":
+            written.append((binding.name, buffer))
+    for name, buffer in written:
+        for binding in kernel.storage:
+            other = buffers[binding.name]
+            if binding.name == name or other.raw is not buffer.raw:
+                continue
+            apart = (
+                buffer.offset + buffer.bound_bytes <= other.offset or other.offset + other.bound_bytes <= buffer.offset
+            )
+            if binding.access == "read" or not apart:
+                raise GpuError(
+                    f"{kernel.label}: '{name}' is written and '{binding.name}' lies in the same driver buffer; "
+                    "one buffer cannot be read and written in one dispatch, write to another one"
+                )
+
+
+class Plan:
+    """A flat list of (pipeline, bind groups, workgroup counts), ready to replay."""
+
+    def __init__(
+        self,
+        device: Device,
+        commands: Sequence[tuple[Kernel, dict[str, Buffer], tuple[int, int, int]]],
+        params: Sequence[bytes],
+        keep: Sequence[Buffer],
+    ) -> None:
+        self.device = device
+        self.kernels = [kernel for kernel, _, _ in commands]
+        self._buffers = [buffers for _, buffers, _ in commands]  # references: a stale handle would abort the process
+        self._keep = list(keep)
+        self._arena = self._write_arena(params)
+        with device.backend.errors("record"):
+            flat = [
+                (kernel.pipeline, self._bind(kernel, buffers, i), counts)
+                for i, (kernel, buffers, counts) in enumerate(commands)
+            ]
+            self._groups = [groups for _, groups, _ in flat]
+            self._batches = [
+                (device.backend.compile_commands(flat[i : i + MAX_PER_SUBMIT]), len(flat[i : i + MAX_PER_SUBMIT]))
+                for i in range(0, len(flat), MAX_PER_SUBMIT)
+            ]
+
+    def __len__(self) -> int:
+        return len(self.kernels)
+
+    def replay(self) -> Any:
+        """Encode and submit everything once more. Returns the last submission's token (for `Backend.wait`)."""
+        device = self.device
+        device.require_open()
+        backend, raw, token = device.backend, device.raw, None
+        with backend.errors("replay"):
+            for compiled, count in self._batches:
+                encoder = raw.create_command_encoder()
+                compute_pass = encoder.begin_compute_pass()
+                backend.encode(compute_pass, compiled)
+                compute_pass.end()
+                token = backend.submit(raw, encoder.finish())
+                device.counters.dispatches += count
+                device.counters.submits += 1
+        return token
+
+    def _write_arena(self, params: Sequence[bytes]) -> Buffer | None:
+        if not any(params):
+            return None
+        data = np.zeros((len(params), SLOT), np.uint8)
+        for i, packed in enumerate(params):
+            if len(packed) > SLOT:
+                raise ShaderError(f"{self.kernels[i].label}: Params of {len(packed)} bytes; at most {SLOT}")
+            data[i, : len(packed)] = np.frombuffer(packed, np.uint8)
+        arena = self.device.memory.alloc(data.nbytes, uniform=True)
+        arena.write(data)
+        return arena
+
+    def _bind(self, kernel: Kernel, buffers: dict[str, Buffer], slot: int) -> list[Any]:
+        device = self.device
+        groups = []
+        for group, layout in zip(kernel.groups, kernel.layouts, strict=True):
+            entries = []
+            for binding in group:
+                if binding.access == "uniform":
+                    assert self._arena is not None
+                    size = -(-4 * len(kernel.params) // 16) * 16
+                    resource = {"buffer": self._arena.raw, "offset": slot * SLOT, "size": size}
+                else:
+                    buffer = buffers[binding.name]
+                    resource = {"buffer": buffer.raw, "offset": buffer.offset, "size": buffer.bound_bytes}
+                entries.append({"binding": binding.index, "resource": resource})
+            groups.append(device.raw.create_bind_group(layout=layout, entries=entries))
+        device.counters.bind_groups += len(groups)
+        return groups
