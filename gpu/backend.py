@@ -1,4 +1,4 @@
-"""Which WebGPU: wgpu-native through `wgpu` (the default) or Dawn through `wgpudawn`. Everything private is touched here.
+"""Which WebGPU: wgpu-native through `wgpu` (the default) or Dawn through `wgpudawn`. All private API is used here.
 
 Both packages have the same Python API. What differs, and lives in this file: trusted shader modules (no injected
 bounds checks), waiting, reading back without a polling thread, the encoder's C functions, and feature names.
@@ -97,7 +97,8 @@ class Backend:
         kind = type(error).__name__
         if "OutOfMemory" in kind or "out of memory" in text.lower() or "not enough memory" in text.lower():
             return OutOfMemory(
-                f"{doing}: the device is out of memory ({_first_line(text)}). Free buffers, or use a smaller model or context."
+                f"{doing}: the device is out of memory ({_first_line(text)}). "
+                "Free buffers, or use a smaller model or context."
             )
         if "lost" in text.lower() and "device" in text.lower():
             return DeviceLost(f"{doing}: the device was lost ({_first_line(text)}). Open a new Device and load again.")
@@ -134,7 +135,8 @@ class WgpuBackend(Backend):
         logger = logging.getLogger("wgpu")
         if not any(isinstance(f, _LostFilter) for f in logger.filters):
             logger.addFilter(_LostFilter())
-        # The hot calls keep the GIL: cffi drops it at each call, and beside a busy Python thread every drop costs a switch interval.
+        # The hot calls keep the GIL: cffi drops it at each call, and beside a busy Python thread
+        # every drop costs a switch interval.
         held = ctypes.PyDLL(native.lib_path)
         self._set_pipeline = held.wgpuComputePassEncoderSetPipeline
         self._set_group = held.wgpuComputePassEncoderSetBindGroup
@@ -211,7 +213,8 @@ class WgpuBackend(Backend):
         status = self._map_status.pop(token, None)
         if status != self._lib.WGPUMapAsyncStatus_Success:
             raise DeviceLost(
-                f"read back: mapping failed (status {status}); the device was lost or closed. Open a new Device and load again."
+                f"read back: mapping failed (status {status}); the device was lost or closed. "
+                "Open a new Device and load again."
             )
         pointer = self._lib.wgpuBufferGetConstMappedRange(buffer._internal, 0, nbytes)
         data = bytes(self._ffi.buffer(pointer, nbytes))

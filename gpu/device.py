@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from gpu import wgsl
 from gpu.backend import Backend, default_name, open_backend
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, NoAdapter
 from gpu.kernel import Kernel, KernelCache
@@ -146,9 +145,9 @@ class Device:
             name: adapter number or part of its name; default ANYGPU_DEVICE, else the fastest kind of adapter.
             backend: "wgpu" or "dawn"; default ANYGPU_BACKEND, else wgpu.
             checked: keep the driver's bounds checks in shaders; default ANYGPU_CHECKED=1, else off.
-            limits: "default" asks for the WebGPU defaults only, "max" for all the adapter has; default ANYGPU_LIMITS.
-            features: "none" asks for no optional feature, "all" for those the engine uses; default ANYGPU_FEATURES.
-            canary: put sentinel bytes behind every buffer, inside the bound range; `memory.check_canaries` looks at them.
+            limits: "default" asks for WebGPU's defaults only, "max" for all the adapter has; default ANYGPU_LIMITS.
+            features: "none" asks for no optional feature, "all" for what the engine uses; default ANYGPU_FEATURES.
+            canary: put sentinel bytes behind every buffer, inside the bound range, for `memory.check_canaries`.
         Raises: NoAdapter, GpuError.
         """
         name = name if name is not None else os.environ.get("ANYGPU_DEVICE")
@@ -266,7 +265,8 @@ class Device:
     def require_binding(self, nbytes: int, what: str) -> None:
         if nbytes > self.caps.max_binding:
             raise LimitExceeded(
-                f"{what}: {nbytes:,} bytes in one binding, {self.caps.name} binds at most {self.caps.max_binding:,}; split it"
+                f"{what}: {nbytes:,} bytes in one binding; {self.caps.name} binds at most "
+                f"{self.caps.max_binding:,}; split it"
             )
 
     def close(self) -> None:

@@ -43,7 +43,8 @@ class Kernel:
         if params.keys() != self.param_names:
             raise ShaderError(
                 f"{self.label}: params given {sorted(params)}, the shader has {sorted(self.param_names)}; "
-                f"missing {sorted(self.param_names - params.keys())}, unknown {sorted(params.keys() - self.param_names)}"
+                f"missing {sorted(self.param_names - params.keys())}, "
+                f"unknown {sorted(params.keys() - self.param_names)}"
             )
         if self._pack is None:
             return b""

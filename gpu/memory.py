@@ -123,7 +123,8 @@ class Memory:
             capacity = bound
         if capacity > caps.max_buffer:
             raise LimitExceeded(
-                f"alloc: {nbytes:,} bytes asked for, one buffer of {caps.name} holds at most {caps.max_buffer:,}; split the tensor"
+                f"alloc: {nbytes:,} bytes asked for, one buffer of {caps.name} holds at most {caps.max_buffer:,}; "
+                "split the tensor"
             )
         free = self._free[capacity, uniform]
         counters = device.counters
@@ -216,8 +217,8 @@ class Memory:
         limit = -(-max(buffer.nbytes, 4) // 4) * 4
         if offset % 4 or offset + data.size > limit:
             raise GpuError(
-                f"write: {data.size} bytes at offset {offset} into a buffer of {buffer.nbytes}; the offset must be a multiple of 4 "
-                "and the data must fit"
+                f"write: {data.size} bytes at offset {offset} into a buffer of {buffer.nbytes}; "
+                "the offset must be a multiple of 4 and the data must fit"
             )
         if data.size == 0:
             return

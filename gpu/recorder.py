@@ -50,7 +50,8 @@ class Recorder:
         buffers = {name: value for name, value in operands.items() if name in names}
         if len(buffers) != len(names):
             raise ShaderError(
-                f"{kernel.label}: buffers given {sorted(buffers)}, the shader binds {sorted(names)}; missing {sorted(names - buffers.keys())}"
+                f"{kernel.label}: buffers given {sorted(buffers)}, the shader binds {sorted(names)}; "
+                f"missing {sorted(names - buffers.keys())}"
             )
         params = kernel.pack({name: value for name, value in operands.items() if name not in names})
         _check_buffers(self.device, kernel, buffers)
@@ -87,7 +88,8 @@ class Recorder:
             if rows > limit:
                 raise LimitExceeded(f"{kernel.label}: {n:,} workgroups are more than {limit} x {limit}")
             return (-(-n // rows), rows, 1)
-        counts = (*(int(n) for n in grid), 1, 1)[:3]
+        x, y, z = (*(int(n) for n in grid), 1, 1)[:3]
+        counts = (x, y, z)
         if max(counts) > limit or min(counts) < 0:
             raise LimitExceeded(f"{kernel.label}: grid {counts}, at most {limit} workgroups a dimension; fold it")
         return counts

@@ -4,7 +4,7 @@ A shader file states its bindings and its Params once, in WGSL; Python learns th
 What the loader understands, one construct a line:
 
     // include lib/reduce.wgsl              paste a file (with subgroups on: lib/reduce_subgroup.wgsl where it exists)
-    // include quant/q8_0.wgsl as format    paste a part that the caller may replace: parts={"format": "quant/q4_1.wgsl"}
+    // include quant/q8_0.wgsl as format    paste a part; parts={"format": "quant/q4_1.wgsl"} replaces it
     alias Elem = f32;                       replaced by types={"Elem": "f16"}
     override WG: u32 = 256u;                a pipeline constant, set by constants={"WG": 64}
     const TILE: u32 = 4u;                   a line rewritten by constants={"TILE": 8}
@@ -97,7 +97,7 @@ def load(
     subgroups: bool = False,
     root: Path = SHADERS,
 ) -> Source:
-    """Assemble the shader file `path` (relative to shaders/). Raises ShaderError on an unknown option or a missing file."""
+    """Assemble the file `path` below shaders/. Raises ShaderError on an unknown option or a missing file."""
     assembler = _Assembler(root, dict(parts or {}), subgroups)
     assembler.paste(path, None)
     unused = set(parts or {}) - assembler.parts_seen
@@ -148,7 +148,7 @@ def assemble(
         Binding(int(g), int(b), name, "uniform" if space == "uniform" else (access or "read"), type_.strip())
         for g, b, space, access, name, type_ in _BINDING.findall(bare)
     )
-    structs = {name: body for name, body in _STRUCT.findall(bare)}
+    structs = dict(_STRUCT.findall(bare))
     params: tuple[tuple[str, str], ...] = ()
     for binding in bindings:
         if binding.access == "uniform":

@@ -34,6 +34,7 @@ def pytest_report_header():
     try:
         with Device.open() as device:
             caps = device.caps
-            return f"device: {caps.name} | {caps.backend_version} | f16 {caps.f16} subgroups {caps.subgroup_size} checked {caps.checked}"
+            extras = f"f16 {caps.f16} subgroups {caps.subgroup_size} checked {caps.checked}"
+            return f"device: {caps.name} | {caps.backend_version} | {extras}"
     except GpuError as error:
         return f"device: none ({error})"

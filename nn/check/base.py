@@ -1,4 +1,4 @@
-"""A check: one kernel on one input, compared with a float64 NumPy truth. `anygpu check` and the test suite run the same list."""
+"""A check: one kernel on one input against a float64 NumPy truth. `anygpu check` and the tests run the same list."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def compare(outcome: Outcome) -> str | None:
         return None
     where = np.unravel_index(int(np.argmax(np.where(bad, np.nan_to_num(error, nan=np.inf), -1.0))), got.shape)
     place = tuple(int(i) for i in where)
-    return f"{outcome.label}: {int(bad.sum())} of {got.size} wrong, worst at {place}: got {got[where]}, expected {want[where]}"
+    return (
+        f"{outcome.label}: {int(bad.sum())} of {got.size} wrong, "
+        f"worst at {place}: got {got[where]}, expected {want[where]}"
+    )
 
 
 def run_case(case: Case, device: Device) -> str | None:
