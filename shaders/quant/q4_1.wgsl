@@ -1,0 +1,13 @@
+// q4_1: 32 nibbles q, an f16 scale d and an f16 minimum m.   weight = d * q + m
+// Planes for n blocks: nibbles (n vec4), d and m (n words).
+// include quant/planes.wgsl
+struct Block { q: vec4<u32>, d: f32, m: f32 }
+fn load_block(row: u32, block: u32) -> Block {
+  let per_row = p.cols >> 5u;
+  let i = row * per_row + block;
+  let s = unpack2x16float(plane_word(p.w_rows * per_row, i));
+  return Block(w[i], s.x, s.y);
+}
+fn block4(b: Block, j: u32) -> vec4<f32> {
+  return bytes4((b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu) * b.d + b.m;
+}

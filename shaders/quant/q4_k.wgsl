@@ -1,0 +1,15 @@
+// q4_k: 32 nibbles q, a 6-bit scale s and minimum t; f16 d and e for every 8 blocks.   weight = d * s * q - e * t
+// Planes for n blocks: nibbles (n vec4), s and t (n halves, a byte each), d and e (n / 8 words).
+// include quant/planes.wgsl
+struct Block { q: vec4<u32>, d: f32, m: f32 }
+fn load_block(row: u32, block: u32) -> Block {
+  let per_row = p.cols >> 5u;
+  let n = p.w_rows * per_row;
+  let i = row * per_row + block;
+  let s = plane_half(n, i);
+  let d = unpack2x16float(plane_word(n + (n >> 3u), i >> 3u));
+  return Block(w[i], d.x * f32(s & 255u), d.y * f32((s >> 8u) & 255u));
+}
+fn block4(b: Block, j: u32) -> vec4<f32> {
+  return bytes4((b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu) * b.d - b.m;
+}

@@ -1,0 +1,14 @@
+// q5_0: 32 five-bit q (nibbles and high bits) and an f16 scale d.   weight = d * (q - 16)
+// Planes for n blocks: nibbles (n vec4), high bits (n words), d (n halves).
+// include quant/planes.wgsl
+struct Block { q: vec4<u32>, high: u32, d: f32 }
+fn load_block(row: u32, block: u32) -> Block {
+  let per_row = p.cols >> 5u;
+  let n = p.w_rows * per_row;
+  let i = row * per_row + block;
+  return Block(w[i], plane_word(n, i), f16_of(plane_half(n + ((n + 3u) >> 2u), i)));
+}
+fn block4(b: Block, j: u32) -> vec4<f32> {
+  let low = (b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu;
+  return (bytes4(low | (((b.high >> j) & 0x01010101u) << 4u)) - 16.0) * b.d;
+}

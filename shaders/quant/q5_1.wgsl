@@ -1,0 +1,15 @@
+// q5_1: 32 five-bit q (nibbles and high bits), an f16 scale d and an f16 minimum m.   weight = d * q + m
+// Planes for n blocks: nibbles (n vec4), high bits (n words), d and m (n words).
+// include quant/planes.wgsl
+struct Block { q: vec4<u32>, high: u32, d: f32, m: f32 }
+fn load_block(row: u32, block: u32) -> Block {
+  let per_row = p.cols >> 5u;
+  let n = p.w_rows * per_row;
+  let i = row * per_row + block;
+  let s = unpack2x16float(plane_word(n + ((n + 3u) >> 2u), i));
+  return Block(w[i], plane_word(n, i), s.x, s.y);
+}
+fn block4(b: Block, j: u32) -> vec4<f32> {
+  let low = (b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu;
+  return bytes4(low | (((b.high >> j) & 0x01010101u) << 4u)) * b.d + b.m;
+}
