@@ -69,9 +69,10 @@ def dequantize(raw: np.ndarray, format: str) -> np.ndarray:
     rows, per_row = raw.shape[0], raw.shape[1] // fmt.nbytes
     out = np.empty((rows, per_row * fmt.block), np.float32)
     step = max(1, _ROWS_AT_ONCE // max(1, out.shape[1]))
-    for at in range(0, rows, step):
-        part = np.ascontiguousarray(raw[at : at + step]).reshape(-1, fmt.nbytes)
-        out[at : at + step] = fmt.decode(part).reshape(-1, out.shape[1])
+    with np.errstate(invalid="ignore"):  # infinite scales in a file decode to what they decode to
+        for at in range(0, rows, step):
+            part = np.ascontiguousarray(raw[at : at + step]).reshape(-1, fmt.nbytes)
+            out[at : at + step] = fmt.decode(part).reshape(-1, out.shape[1])
     return out
 
 

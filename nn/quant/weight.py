@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.ops.base import ShapeError, Spec
+from nn.ops.base import Array, ShapeError, Spec
 from nn.quant.formats import format_of, quantize
 from nn.quant.repack import BLOCK, plane_offsets, planes
 
@@ -40,13 +40,22 @@ class Weight:
     windows: tuple[Window, ...]
 
     @classmethod
-    def upload(cls, device: Device, raw: np.ndarray, shape: tuple[int, int], format: str) -> Weight:
+    def upload(
+        cls,
+        device: Device,
+        raw: np.ndarray,
+        shape: tuple[int, int],
+        format: str,
+        *,
+        window_bytes: int | None = None,
+    ) -> Weight:
         """Put stored rows on the device.
 
         Args:
             raw: uint8, N * row_bytes bytes in row order, of any shape (a memory-mapped file will do). It is read once,
                 a few MB at a time.
             shape: (N, K). format: "f32", "f16", "bf16" or a block format such as "q4_1".
+            window_bytes: cut into windows of at most this size; what the device binds at a time if not given.
         Raises: ValueError for an unknown format, a K that does not divide into blocks, or a wrong number of bytes.
         """
         rows, cols = shape
@@ -58,7 +67,8 @@ class Weight:
                 f"uint8 with {rows * row_bytes:,} (rows of {row_bytes} bytes)"
             )
         raw = raw.reshape(rows, row_bytes)
-        step = window_rows(format, rows, cols, min(device.caps.max_binding, device.caps.max_buffer) - _MARGIN)
+        limit = min(device.caps.max_binding, device.caps.max_buffer) - _MARGIN
+        step = window_rows(format, rows, cols, min(limit, window_bytes or limit))
         windows = []
         for row0 in range(0, rows, step):
             part = raw[row0 : row0 + step]
@@ -67,6 +77,20 @@ class Weight:
                 buffer.write(piece, offset)
             windows.append(Window(row0, len(part), buffer))
         return cls((rows, cols), format, tuple(windows))
+
+    @classmethod
+    def of(cls, array: Array) -> Weight:
+        """A dense matrix that is on the device already, as a Weight: the same memory, nothing is copied.
+
+        Raises ShapeError if it is not an f32, f16 or bf16 matrix whose rows are a multiple of 32 wide.
+        """
+        if len(array.shape) != 2 or array.dtype not in ("f32", "f16", "bf16") or array.cols % BLOCK:
+            raise ShapeError(
+                f"Weight.of: got {array.dtype} of shape {array.shape}; a matrix (N, K) of f32, f16 or bf16 with K a "
+                f"multiple of {BLOCK} can be read in place, for others use Weight.from_array"
+            )
+        rows, cols = array.shape
+        return cls((rows, cols), array.dtype, (Window(0, rows, array.buffer),))
 
     @classmethod
     def from_array(cls, device: Device, array: np.ndarray, format: str = "f32") -> Weight:

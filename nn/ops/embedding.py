@@ -1,0 +1,66 @@
+"""Embedding lookup: one table row for each id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.quant.formats import FORMATS
+from nn.quant.weight import Weight
+
+if TYPE_CHECKING:
+    from gpu import Recorder
+    from nn.tensor import Tensor
+
+_LANES = 64  # invocations a workgroup, each of which writes 4 numbers
+
+
+def embedding(ids: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Look up a row of the table for each id. Shapes: ids (...), table (V, K) -> (..., K) f32.
+
+    out[..., k] = scale * table[ids[...], k]
+
+    Args:
+        ids: i32 or u32, 0 to V - 1. An id outside reads the last row: the shader clamps it, nothing is reported.
+        table: a Weight in any storage format, or a dense f32, f16 or bf16 tensor with K a multiple of 32.
+        scale: factor on every value; Gemma's is sqrt(K).
+    Raises: ShapeError for a table that is not a matrix or ids that are not integers.
+    """
+    from nn.tensor import apply
+
+    return apply(Embedding(float(scale)), ids, table)
+
+
+@dataclass(frozen=True)
+class Embedding(Op):
+    scale: float = 1.0
+
+    def infer(self, ids: Spec, table: Spec) -> Spec:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ids.dtype not in ("i32", "u32"):
+            raise ShapeError(f"embedding: ids are {ids.dtype}, expected i32 or u32; convert them first")
+        if len(table.shape) != 2 or 0 in table.shape or table.dtype not in FORMATS:
+            raise ShapeError(
+                f"embedding: the table is {table.dtype} of shape {table.shape}; expected a matrix (V, K) in one of "
+                f"{', '.join(FORMATS)}"
+            )
+        return Spec((*ids.shape, table.shape[1]), "f32")
+
+    def lower(self, record: Recorder, ids: Array, table: Weight | Array, out: Array) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        weight = table if isinstance(table, Weight) else Weight.of(table)
+        vocab, cols = weight.shape
+        kernel = record.device.kernel("embedding/embedding.wgsl", "embedding", parts={"format": weight.shader})
+        for window in weight.windows:
+            record(
+                kernel,
+                grid=-(-ids.size * -(-cols // 4) // _LANES),
+                ids=ids.buffer,
+                w=window.buffer,
+                out=out.buffer,
+                tokens=ids.size,
+                vocab=vocab,
+                row0=window.row0,
+                w_rows=window.rows,
+                cols=cols,
+                scale=self.scale,
+            )
