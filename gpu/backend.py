@@ -7,14 +7,15 @@ bounds checks), waiting, reading back without a polling thread, the encoder's C 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpu.errors import DeviceLost, GpuError, OutOfMemory, ShaderError
+from gpu.native import Native
 
 NAMES = ("wgpu", "dawn")
 
@@ -75,12 +76,17 @@ class Backend:
         """Wait for the mapping, copy the bytes out, unmap."""
         raise NotImplementedError
 
-    def compile_commands(self, commands: Sequence[tuple[Any, Sequence[Any], tuple[int, int, int]]]) -> Any:
-        """Turn (pipeline, bind groups, counts) into the form that `encode` replays fastest."""
-        raise NotImplementedError
+    native: Native  # the hot C functions
 
-    def encode(self, compute_pass: Any, compiled: Any) -> None:
+    @contextlib.contextmanager
+    def captured(self, name: str) -> Iterator[None]:
+        """Raise what the device's error callback reports during raw C calls of this thread."""
         raise NotImplementedError
+        yield
+
+    def submission(self, index: int | None) -> Any:
+        """The token for `wait` of a submit made through `native.run`."""
+        return None
 
     @contextlib.contextmanager
     def errors(self, doing: str) -> Iterator[None]:
@@ -135,14 +141,7 @@ class WgpuBackend(Backend):
         logger = logging.getLogger("wgpu")
         if not any(isinstance(f, _LostFilter) for f in logger.filters):
             logger.addFilter(_LostFilter())
-        # The hot calls keep the GIL: cffi drops it at each call, and beside a busy Python thread
-        # every drop costs a switch interval.
-        held = ctypes.PyDLL(native.lib_path)
-        self._set_pipeline = held.wgpuComputePassEncoderSetPipeline
-        self._set_group = held.wgpuComputePassEncoderSetBindGroup
-        self._dispatch = held.wgpuComputePassEncoderDispatchWorkgroups
-        for function in (self._set_pipeline, self._set_group, self._dispatch):
-            function.restype = None
+        self.native = Native(self._lib, self._ffi, submit_for_index=True)
         self._on_mapped = self._ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", self._mapped)
         self._map_status: dict[int, int] = {}
         self._map_count = 0
@@ -162,12 +161,12 @@ class WgpuBackend(Backend):
             nextInChain=ffi.cast("WGPUChainedStruct *", source),
             label=private.to_c_string_view(label),
         )
-        with self._captured("create shader module"):
+        with self.captured("create shader module"):
             handle = self._lib.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, 0)
         return private.GPUShaderModule(label, handle, device)
 
     @contextlib.contextmanager
-    def _captured(self, name: str) -> Iterator[None]:
+    def captured(self, name: str) -> Iterator[None]:
         """Raise what the device's error callback reports during raw C calls of this thread."""
         self._handler.capture(name)
         try:
@@ -185,7 +184,7 @@ class WgpuBackend(Backend):
 
     def submit(self, device: Any, command_buffer: Any) -> Any:
         handles = self._ffi.new("WGPUCommandBuffer[1]", [command_buffer._internal])
-        with self._captured("submit"):
+        with self.captured("submit"):
             index = self._lib.wgpuQueueSubmitForIndex(device.queue._internal, 1, handles)
         return self._ffi.new("WGPUSubmissionIndex *", index)
 
@@ -201,7 +200,7 @@ class WgpuBackend(Backend):
             callback=self._on_mapped,
             userdata1=self._ffi.cast("void *", key),
         )
-        with self._captured("map"):
+        with self.captured("map"):
             self._lib.wgpuBufferMapAsync(buffer._internal, self._lib.WGPUMapMode_Read, 0, nbytes, info)
         return key
 
@@ -221,35 +220,8 @@ class WgpuBackend(Backend):
         self._lib.wgpuBufferUnmap(buffer._internal)
         return data
 
-    def compile_commands(self, commands: Sequence[tuple[Any, Sequence[Any], tuple[int, int, int]]]) -> Any:
-        pointer = self._pointer
-        compiled, last = [], None
-        for pipeline, groups, counts in commands:
-            compiled.append(
-                (
-                    None if pipeline is last else pointer(pipeline),
-                    pointer(groups[0]),
-                    pointer(groups[1]) if len(groups) > 1 else None,
-                    *counts,
-                )
-            )
-            last = pipeline
-        return compiled
-
-    def _pointer(self, wrapper: Any) -> ctypes.c_void_p:
-        return ctypes.c_void_p(int(self._ffi.cast("uintptr_t", wrapper._internal)))
-
-    def encode(self, compute_pass: Any, compiled: Any) -> None:
-        set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
-        encoder, zero, one, null = self._pointer(compute_pass), 0, 1, None
-        with self._captured("encode"):
-            for pipeline, group0, group1, x, y, z in compiled:
-                if pipeline is not None:
-                    set_pipeline(encoder, pipeline)
-                set_group(encoder, zero, group0, zero, null)
-                if group1 is not None:
-                    set_group(encoder, one, group1, zero, null)
-                dispatch(encoder, x, y, z)
+    def submission(self, index: int | None) -> Any:
+        return self._ffi.new("WGPUSubmissionIndex *", index)
 
 
 class DawnBackend(Backend):
@@ -262,6 +234,8 @@ class DawnBackend(Backend):
         native = importlib.import_module("wgpudawn.backends.dawn._ffi")
         self._extras = importlib.import_module("wgpudawn.backends.dawn.extras")
         self._lib, self._ffi = native.lib, native.ffi
+        self._handler = importlib.import_module("wgpudawn.backends.dawn._api").error_handler
+        self.native = Native(self._lib, self._ffi, submit_for_index=False)
         self.version = f"wgpudawn {self.module.__version__} (Dawn {'.'.join(map(str, native.lib_version_info))})"
         logger = logging.getLogger("wgpudawn")
         if not any(isinstance(f, _LostFilter) for f in logger.filters):
@@ -298,38 +272,15 @@ class DawnBackend(Backend):
         buffer.unmap()
         return data
 
-    def compile_commands(self, commands: Sequence[tuple[Any, Sequence[Any], tuple[int, int, int]]]) -> Any:
-        compiled, last = [], None
-        for pipeline, groups, counts in commands:
-            compiled.append(
-                (
-                    None if pipeline is last else pipeline._internal,
-                    groups[0]._internal,
-                    groups[1]._internal if len(groups) > 1 else None,
-                    *counts,
-                )
-            )
-            last = pipeline
-        return compiled
-
-    def encode(self, compute_pass: Any, compiled: Any) -> None:
-        lib, encoder, null = self._lib, compute_pass._internal, self._ffi.NULL
-        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
-        set_group = lib.wgpuComputePassEncoderSetBindGroup
-        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
-        for pipeline, group0, group1, x, y, z in compiled:
-            if pipeline is not None:
-                set_pipeline(encoder, pipeline)
-            set_group(encoder, 0, group0, 0, null)
-            if group1 is not None:
-                set_group(encoder, 1, group1, 0, null)
-            dispatch(encoder, x, y, z)
+    @contextlib.contextmanager
+    def captured(self, name: str) -> Iterator[None]:
+        yield
+        if self._handler.pending:
+            self._handler.raise_pending()
 
 
 def shader_error(text: str, source: Any) -> ShaderError:
     """The driver's complaint with the file and line a person wrote, found through the loader's line map."""
-    import re
-
     m = re.search(r"wgsl:(\d+):(\d+)", text) or re.search(r"(?:^|\s):(\d+):(\d+)", text)
     place = source.where(int(m[1])) if m else source.path
     line = source.code.splitlines()[int(m[1]) - 1].strip() if m and int(m[1]) <= len(source.lines) else ""

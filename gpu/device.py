@@ -123,6 +123,8 @@ class Device:
         self, backend: Backend, raw: Any, adapter: AdapterInfo, caps: Capabilities, *, why: str, canary: bool
     ) -> None:
         self.backend, self.raw, self.adapter, self.caps, self.why = backend, raw, adapter, caps, why
+        self.pointer = backend.native.pointer(raw)
+        self.queue_pointer = backend.native.pointer(raw.queue)
         self.closed = False
         self.counters = Counters()
         self.memory = Memory(self, canary=canary)

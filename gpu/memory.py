@@ -244,38 +244,60 @@ class Memory:
         """Copy bytes out after everything submitted so far; the result can be fetched later."""
         device = self.device
         device.require_open()
+        with device.backend.errors(f"read {nbytes:,} bytes"):
+            staging = self.staging(nbytes)
+            encoder = device.raw.create_command_encoder()
+            encoder.copy_buffer_to_buffer(raw, offset, staging.raw, 0, staging.padded)
+            submission = device.backend.submit(device.raw, encoder.finish())
+            device.counters.submits += 1
+            self._unsubmitted = 0
+            return self.pending(staging, submission)
+
+    def staging(self, nbytes: int) -> Staging:
+        """A buffer to read nbytes back through, out of the pool."""
+        device = self.device
         padded = -(-nbytes // 4) * 4
         capacity = size_class(padded)
         usage = device.backend.module.BufferUsage
-        with device.backend.errors(f"read {nbytes:,} bytes"):
-            free = self._staging[capacity]
-            staging = (
-                free.pop() if free else device.raw.create_buffer(size=capacity, usage=usage.COPY_DST | usage.MAP_READ)
-            )
-            encoder = device.raw.create_command_encoder()
-            encoder.copy_buffer_to_buffer(raw, offset, staging, 0, padded)
-            submission = device.backend.submit(device.raw, encoder.finish())
-            token = device.backend.start_map(device.raw, staging, padded)
-        device.counters.submits += 1
-        self._unsubmitted = 0
-        return Pending(self, staging, capacity, token, submission, nbytes, padded)
+        free = self._staging[capacity]
+        raw = free.pop() if free else None
+        if raw is None:
+            raw = device.raw.create_buffer(size=capacity, usage=usage.COPY_DST | usage.MAP_READ)
+            device.counters.allocations += 1
+        return Staging(raw, capacity, nbytes, padded)
+
+    def pending(self, staging: Staging, submission: Any) -> Pending:
+        """Map a staging buffer whose copy has been submitted."""
+        device = self.device
+        return Pending(self, staging, device.backend.start_map(device.raw, staging.raw, staging.padded), submission)
+
+    def return_staging(self, staging: Staging) -> None:
+        if staging.capacity <= 4 << 20:
+            self._staging[staging.capacity].append(staging.raw)
+        else:
+            staging.raw.destroy()
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A mappable buffer in use: capacity of the pool class, nbytes wanted, padded to whole words."""
+
+    raw: Any
+    capacity: int
+    nbytes: int
+    padded: int
 
 
 class Pending:
     """A read-back under way. `result()` waits for it and gives the bytes; once only."""
 
-    def __init__(
-        self, memory: Memory, staging: Any, capacity: int, token: Any, submission: Any, nbytes: int, padded: int
-    ) -> None:
-        self._memory, self._staging, self._capacity = memory, staging, capacity
-        self._token, self._submission, self._nbytes, self._padded = token, submission, nbytes, padded
+    def __init__(self, memory: Memory, staging: Staging, token: Any, submission: Any) -> None:
+        self._memory, self._staging, self._token, self._submission = memory, staging, token, submission
 
     def result(self) -> bytes:
-        device = self._memory.device
+        device, staging = self._memory.device, self._staging
+        device.require_open()
         with device.backend.errors("read back"):
-            data = device.backend.finish_map(device.raw, self._staging, self._token, self._submission, self._padded)
-        if self._capacity <= 4 << 20:
-            self._memory._staging[self._capacity].append(self._staging)
-        else:
-            self._staging.destroy()
-        return data[: self._nbytes]
+            data = device.backend.finish_map(device.raw, staging.raw, self._token, self._submission, staging.padded)
+        self._memory.return_staging(staging)
+        return data[: staging.nbytes]

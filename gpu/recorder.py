@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu.errors import GpuError, LimitExceeded, ShaderError
-from gpu.memory import Buffer
+from gpu.memory import Buffer, Pending
 
 if TYPE_CHECKING:
     from gpu.device import Device
@@ -145,28 +145,41 @@ class Plan:
             ]
             self._groups = [groups for _, groups, _ in flat]
             self._batches = [
-                (device.backend.compile_commands(flat[i : i + MAX_PER_SUBMIT]), len(flat[i : i + MAX_PER_SUBMIT]))
+                (device.backend.native.compile(flat[i : i + MAX_PER_SUBMIT]), len(flat[i : i + MAX_PER_SUBMIT]))
                 for i in range(0, len(flat), MAX_PER_SUBMIT)
             ]
 
     def __len__(self) -> int:
         return len(self.kernels)
 
-    def replay(self) -> Any:
-        """Encode and submit everything once more. Returns the last submission's token (for `Backend.wait`)."""
+    def replay(
+        self, *, write: tuple[Buffer, bytes] | None = None, read: tuple[Buffer, int] | None = None
+    ) -> Pending | None:
+        """Encode and submit everything once more.
+
+        write: (buffer, bytes) put at the buffer's start before the first dispatch: the state that changes every replay.
+        read: (buffer, nbytes) copied out behind the last dispatch, in the same submit; returned as a Pending, so that
+        the next replay can go out before this one's result is looked at.
+        """
         device = self.device
         device.require_open()
-        backend, raw, token = device.backend, device.raw, None
-        with backend.errors("replay"):
-            for compiled, count in self._batches:
-                encoder = raw.create_command_encoder()
-                compute_pass = encoder.begin_compute_pass()
-                backend.encode(compute_pass, compiled)
-                compute_pass.end()
-                token = backend.submit(raw, encoder.finish())
+        backend, native, memory = device.backend, device.backend.native, device.memory
+        pending, copies = None, ()
+        with backend.errors("replay"), backend.captured("replay"):
+            if write is not None:
+                native.write(device.queue_pointer, native.pointer(write[0].raw), write[0].offset, write[1])
+            if read is not None:
+                staging = memory.staging(read[1])
+                copies = ((native.pointer(read[0].raw), read[0].offset, native.pointer(staging.raw), staging.padded),)
+            last = len(self._batches) - 1
+            index = None
+            for i, (compiled, count) in enumerate(self._batches):
+                index = native.run(device.pointer, device.queue_pointer, compiled, copies if i == last else ())
                 device.counters.dispatches += count
                 device.counters.submits += 1
-        return token
+            if read is not None:
+                pending = memory.pending(staging, backend.submission(index))
+        return pending
 
     def _write_arena(self, params: Sequence[bytes]) -> Buffer | None:
         if not any(params):
