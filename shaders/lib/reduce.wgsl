@@ -9,10 +9,7 @@ fn wg_sum(lane: u32, v: f32) -> f32 {
     workgroupBarrier();
     if (lane < n) { reduce_partial[lane] += reduce_partial[lane + n]; }
   }
-  workgroupBarrier();
-  let total = reduce_partial[0];
-  workgroupBarrier();      // the next call may overwrite reduce_partial
-  return total;
+  return workgroupUniformLoad(&reduce_partial[0]);   // with a barrier before and after
 }
 
 // Largest v of the workgroup, given to every invocation.
@@ -22,8 +19,5 @@ fn wg_max(lane: u32, v: f32) -> f32 {
     workgroupBarrier();
     if (lane < n) { reduce_partial[lane] = max(reduce_partial[lane], reduce_partial[lane + n]); }
   }
-  workgroupBarrier();
-  let top = reduce_partial[0];
-  workgroupBarrier();
-  return top;
+  return workgroupUniformLoad(&reduce_partial[0]);
 }

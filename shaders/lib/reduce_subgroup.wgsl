@@ -10,8 +10,9 @@ fn wg_sum(lane: u32, v: f32) -> f32 {
   workgroupBarrier();
   var total = 0.0;
   for (var i = 0u; i < WG / size; i++) { total += reduce_partial[i]; }
-  workgroupBarrier();                    // the next call may overwrite reduce_partial
-  return total;
+  workgroupBarrier();
+  if (lane == 0u) { reduce_partial[0] = total; }
+  return workgroupUniformLoad(&reduce_partial[0]);   // with a barrier before and after
 }
 
 // Largest v of the workgroup, given to every invocation.
@@ -23,5 +24,6 @@ fn wg_max(lane: u32, v: f32) -> f32 {
   var top = reduce_partial[0];
   for (var i = 1u; i < WG / size; i++) { top = max(top, reduce_partial[i]); }
   workgroupBarrier();
-  return top;
+  if (lane == 0u) { reduce_partial[0] = top; }
+  return workgroupUniformLoad(&reduce_partial[0]);
 }
