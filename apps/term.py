@@ -178,14 +178,18 @@ def run_main(command: Callable[[], int | None]) -> int:
         if error.errno in (errno.EPIPE, errno.EIO) and error.filename is None:
             _forget_stdout()
             return PIPE_CLOSED
-        return _report(error)
+        if not _report(error):
+            raise
     except Exception as error:
-        return _report(error)
+        if not _report(error):
+            raise
+    return USER_ERROR
 
 
-def _report(error: Exception) -> int:
+def _report(error: Exception) -> bool:
+    """Prints an error that is meant for people; False if it is not, or if the traceback is wanted."""
     if os.environ.get("ANYGPU_TRACEBACK") == "1":
-        raise error
+        return False
     gpu_errors = sys.modules.get("gpu.errors")  # not imported for this: it would start the graphics library
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         message = f"needs {error.name}: pip install 'anygpu[{EXTRAS[error.name]}]'"
@@ -194,12 +198,12 @@ def _report(error: Exception) -> int:
     elif isinstance(error, (ValueError, OSError)) or (gpu_errors and isinstance(error, gpu_errors.GpuError)):
         message = str(error) or type(error).__name__
     else:
-        raise error
+        return False
     try:
         print(style("anygpu: ", "red", stream=sys.stderr) + message, file=sys.stderr)
     except OSError:
         _forget_stdout()
-    return USER_ERROR
+    return True
 
 
 def _forget_stdout() -> None:
