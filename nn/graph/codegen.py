@@ -1,0 +1,529 @@
+"""Writes the WGSL of fused kernels: one scalar function of the loads, and around it a loop over elements or a fold.
+
+A generated element-wise kernel reads like this (sizes and numbers come from Params; the text holds only ranks, dtypes
+and which strides are 0 or 1, so that other sizes reuse the pipeline):
+
+    // fused: mul, add
+    fn value(a0: f32, a1: f32) -> f32 {
+      let t0 = a0 * p.k0;
+      return t0 + a1;
+    }
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpu import LimitExceeded, wgsl
+from nn.graph.expr import Apply, Expr, Index, Load, Scalar, Value, coalesce, walk
+from nn.graph.ir import Cast, Reduce, Strided, name_of
+from nn.ops.base import DTYPES, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gpu import Capabilities, Recorder
+
+REGISTER = {"f32": "f32", "f16": "f32", "i32": "i32", "u32": "u32", "bool": "bool"}  # what a kernel computes with
+STORED = {"f32": "f32", "f16": "f16", "i32": "i32", "u32": "u32", "bool": "u32"}
+WG = 64
+MAX_ELEMENTS = (1 << 32) - (1 << 24)  # u32 indices, with room for the overhang of a folded grid
+EMPTY: dict[str, float | int | bool] = {"sum": 0, "prod": 1, "mean": math.nan, "any": False, "all": True}
+
+
+# --- the function of one element -------------------------------------------------------------------------------------
+
+
+class Body:
+    """WGSL of an expression: a function `value` of its loads and positions, and the Params fields that it reads."""
+
+    def __init__(self, expr: Expr) -> None:
+        self.expr = expr
+        self.loads: list[Load] = []
+        self.indices: list[Index] = []
+        self.names: list[str] = []
+        self.fields: list[tuple[str, str, Any]] = []  # name, type, value
+        lines: list[str] = []
+        text: dict[Expr, str] = {}
+        known: dict[tuple[int, Strided], str] = {}
+        for e in walk(expr):
+            if isinstance(e, Load):
+                key = (e.value.key, e.at)
+                if key not in known:
+                    known[key] = f"a{len(self.loads)}"
+                    self.loads.append(e)
+                text[e] = known[key]
+            elif isinstance(e, Scalar):
+                text[e] = self.number(e.value, e.dtype)
+            elif isinstance(e, Index):
+                start, step = self.number(e.op.start, e.dtype), self.number(e.op.step, e.dtype)
+                text[e] = f"({start} + {step} * {REGISTER[e.dtype]}(i{len(self.indices)}))"
+                self.indices.append(e)
+            elif isinstance(e, Apply):
+                self.names.append(name_of(e.op))
+                lines.append(f"  let t{len(lines)} = {code_of(e, [text[a] for a in e.args])};")
+                text[e] = f"t{len(lines) - 1}"
+        result = text[expr]
+        if lines and result == f"t{len(lines) - 1}":
+            result = lines.pop().split(" = ", 1)[1].rstrip(";")
+        self.lines = [*lines, f"  return {result};"]
+        self.type = REGISTER[expr.dtype]
+        self.title = ", ".join(self.names) or ("fill" if not self.loads else "copy")
+
+    def number(self, value: float | int | bool, dtype: str) -> str:
+        name = f"k{len(self.fields)}"
+        if dtype == "bool":
+            self.fields.append((name, "u32", int(bool(value))))
+            return f"(p.{name} != 0u)"
+        if REGISTER[dtype] == "f32":
+            with np.errstate(over="ignore"):
+                value = float(np.float32(value))
+        self.fields.append((name, REGISTER[dtype], value))
+        return f"p.{name}"
+
+    def function(self) -> list[str]:
+        arguments = [f"a{i}: {REGISTER[load.dtype]}" for i, load in enumerate(self.loads)]
+        arguments += [f"i{i}: u32" for i in range(len(self.indices))]
+        return [f"fn element({', '.join(arguments)}) -> {self.type} {{", *self.lines, "}"]
+
+
+def code_of(e: Apply, args: list[str]) -> str:
+    if isinstance(e.op, Cast):
+        return cast_code(args[0], e.args[0].dtype, e.dtype)
+    return e.op.code.format(*args, T=REGISTER[e.args[-1].dtype])
+
+
+def cast_code(x: str, source: str, target: str) -> str:
+    have, want = REGISTER[source], REGISTER[target]
+    if want == "bool":
+        zero = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}[have]
+        return f"({x} != {zero})"
+    if have == "f32" and want in ("i32", "u32"):
+        return f"to_{want}({x})"
+    if target == "f16" and source != "f16":
+        return f"f32(f16({x if have == 'f32' else f'f32({x})'}))"  # rounded here, as a stored f16 would be
+    return x if have == want else f"{want}({x})"
+
+
+def loaded(text: str, dtype: str) -> str:
+    return f"f32({text})" if dtype == "f16" else f"({text} != 0u)" if dtype == "bool" else text
+
+
+def stored(text: str, dtype: str) -> str:
+    return f"f16({text})" if dtype == "f16" else f"select(0u, 1u, {text})" if dtype == "bool" else text
+
+
+@functools.cache
+def library() -> dict[str, str]:
+    """The functions of shaders/elementwise/math.wgsl by name, each with its comment."""
+    text = (wgsl.SHADERS / "elementwise" / "math.wgsl").read_text(encoding="utf-8")
+    return {m[2]: m[0].strip() for m in re.finditer(r"((?://[^\n]*\n)*)fn (\w+)\(.*?\n?\}\n", text + "\n", re.DOTALL)}
+
+
+def with_library(lines: list[str]) -> list[str]:
+    """The lines and, before them, the library functions that they call."""
+    functions, wanted, done = library(), [], set()
+    todo = lines
+    while todo:
+        words = {w for line in todo for w in re.findall(r"\b([a-z]\w*)\(", line)}
+        new = sorted(w for w in words if w in functions and w not in done)
+        done.update(new)
+        wanted += new
+        todo = [functions[w] for w in new]
+    return [functions[w] for w in sorted(wanted)] + lines
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+class Addresses:
+    """Where each load, position and result lies, as WGSL over coordinates c0, c1, ... and Params fields."""
+
+    def __init__(
+        self, body: Body, dims: tuple[int, ...], ats: list[tuple[tuple[int, ...], int]], *, vector: bool
+    ) -> None:
+        self.fields: list[tuple[str, str, int]] = []
+        self.text: list[str] = []
+        self.dims = dims
+        for j, (strides, offset) in enumerate(ats):
+            terms = [f"p.o{j}"]
+            self.fields.append((f"o{j}", "u32", offset))
+            for axis, step in enumerate(strides):
+                if step == 1:
+                    terms.append(f"c{axis}")
+                elif step:
+                    terms.append(f"c{axis} * p.s{j}_{axis}")
+                    self.fields.append((f"s{j}_{axis}", "u32", step % (1 << 32)))
+            self.text.append(" + ".join(terms))
+
+    def coordinates(self, source: str, first: int, last: int) -> list[str]:
+        """Lines that split a flat index into coordinates of axes first..last-1."""
+        if last - first == 0:
+            return []
+        if last - first == 1:
+            return [f"let c{first} = {source};"]
+        lines = [f"var r{first} = {source};"]
+        for axis in range(last - 1, first, -1):
+            lines += [f"let c{axis} = r{first} % p.d{axis};", f"r{first} /= p.d{axis};"]
+            self.fields.append((f"d{axis}", "u32", self.dims[axis]))
+        return [*lines, f"let c{first} = r{first};"]
+
+
+def bindings(body: Body, vector: list[bool], first: int) -> tuple[list[str], dict[str, Value], list[str]]:
+    """Declarations, name -> value, and the name each load reads through. A value seen both ways is bound twice."""
+    names: dict[tuple[int, bool], str] = {}
+    lines, values, of = [], {}, []
+    for load, wide in zip(body.loads, vector):
+        key = (load.value.key, wide)
+        if key not in names:
+            name = names[key] = f"b{len(names)}"
+            type_ = STORED[load.dtype]
+            type_ = f"vec4<{type_}>" if wide else type_
+            lines.append(f"@group(0) @binding({first + len(names)}) var<storage, read> {name}: array<{type_}>;")
+            values[name] = load.value
+        of.append(names[key])
+    return lines, values, of
+
+
+# --- element-wise kernels --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class MapStep:
+    """out[at] = expression, element by element, in one dispatch (more where a binding is too small for an operand)."""
+
+    caps: Capabilities
+    expr: Expr
+    value: Value
+    at: Strided
+
+    def __post_init__(self) -> None:
+        self.body = Body(self.expr)
+        self.reads = tuple(dict.fromkeys(load.value for load in self.body.loads))
+        self.writes = (self.value,)
+        if math.prod(self.at.shape) > MAX_ELEMENTS:
+            raise LimitExceeded(
+                f"fused {self.body.title}: {math.prod(self.at.shape):,} elements in one tensor; indices are 32 bits, at most "
+                f"{MAX_ELEMENTS:,}; split the tensor"
+            )
+        self.sources = [*(load.at for load in self.body.loads), *(index.at for index in self.body.indices), self.at]
+
+    def record(self, record: Recorder, array_of: Callable[[Value], Any]) -> None:
+        loads = self.body.loads
+        sizes = [DTYPES[load.dtype][0] for load in loads] + [0] * len(self.body.indices)
+        sizes.append(DTYPES[self.value.spec.dtype][0])
+        shape, strides = coalesce(self.at.shape, [at.strides for at in self.sources])
+        views = [Strided(shape, s, at.offset) for s, at in zip(strides, self.sources)]
+        limit = self.caps.max_binding
+        buffers = [array_of(load.value).buffer for load in loads]
+        for window in windows(views, sizes, limit, self.body.title):
+            cut = [cut_buffer(b, view, size, limit) for b, view, size in zip(buffers, window, sizes)]
+            positions = window[len(loads) : -1]
+            out, out_view = cut_buffer(array_of(self.value).buffer, window[-1], sizes[-1], limit)
+            text, fields, wide, names = generate(
+                self.body, [v for _, v in cut], positions, out_view, self.value.spec.dtype
+            )
+            n = math.prod(out_view.shape) // (4 if wide else 1)
+            kernel = record.device.kernel_source(text, "fused", label=f"fused {self.body.title}")
+            record(
+                kernel,
+                grid=-(-n // WG),
+                out=out,
+                n=n,
+                **{name: buffer for name, (buffer, _) in zip(names, cut)},
+                **fields,
+            )
+
+
+def windows(views: list[Strided], sizes: list[int], limit: int, title: str) -> Iterator[list[Strided]]:
+    """The views, cut along their longest-striding axis until every operand of a piece fits one binding."""
+    if all(span(view)[1] * size <= limit - 512 or size == 0 for view, size in zip(views, sizes)) or not views[0].shape:
+        yield views
+        return
+    axis = max(range(len(views[0].shape)), key=lambda a: max(abs(v.strides[a]) * (v.shape[a] - 1) for v in views))
+    n = views[0].shape[axis]
+    if n == 1:
+        raise LimitExceeded(
+            f"fused {title}: an operand spans more than the {limit:,} bytes that this device binds at a time"
+        )
+    half = -(-n // 2)
+    half = min(-(-half // 1024) * 1024, n - 1) if n > 1024 else half
+    for start, count in ((0, half), (half, n - half)):
+        piece = [
+            Strided((*v.shape[:axis], count, *v.shape[axis + 1 :]), v.strides, v.offset + start * v.strides[axis])
+            for v in views
+        ]
+        yield from windows(piece, sizes, limit, title)
+
+
+def span(view: Strided) -> tuple[int, int]:
+    """Lowest element that a view touches, and how many elements from there to its highest."""
+    reach = [(n - 1) * s for n, s in zip(view.shape, view.strides)]
+    return view.offset + sum(r for r in reach if r < 0), 1 + sum(abs(r) for r in reach)
+
+
+def cut_buffer(buffer: Any, view: Strided, size: int, limit: int) -> tuple[Any, Strided]:
+    """The buffer itself if it can be bound whole, else an aligned part of it that holds the view."""
+    if buffer.bound_bytes <= limit:
+        return buffer, view
+    low, count = span(view)
+    start = low * size // 256 * 256
+    end = min((low + count) * size, buffer.nbytes)
+    return buffer.view(start, end - start), replace(view, offset=view.offset - start // size)
+
+
+def generate(
+    body: Body, loads: list[Strided], positions: list[Strided], out: Strided, dtype: str
+) -> tuple[str, dict[str, Any], bool, list[str]]:
+    """Text of the kernel, its Params but n, whether it handles four elements an invocation, names of the loads."""
+    shape, strides = out.shape, [v.strides for v in (*loads, *positions, out)]
+    offsets = [v.offset for v in (*loads, *positions, out)]
+    count = len(loads)
+    wide = bool(shape) and shape[-1] % 4 == 0 and strides[-1][-1] == 1 and all(s[-1] in (0, 1) for s in strides)
+    flags = [wide and s[-1] == 1 for s in strides]
+    if wide:
+        aligned = [
+            all(step % 4 == 0 for step in s[:-1]) and o % 4 == 0
+            for j, (s, o, flag) in enumerate(zip(strides, offsets, flags))
+            if flag and not count <= j < count + len(positions)
+        ]
+        wide = all(aligned)
+        flags = [wide and flag for flag in flags]
+    if wide:
+        shape = (*shape[:-1], shape[-1] // 4)
+        for j, flag in enumerate(flags):
+            if count <= j < count + len(positions):
+                strides[j] = (*strides[j][:-1], strides[j][-1] * 4)
+            elif flag:
+                strides[j] = (*(step // 4 for step in strides[j][:-1]), 1)
+                offsets[j] //= 4
+        shape, strides = coalesce(shape, strides)
+    addresses = Addresses(body, shape, list(zip(strides, offsets)), vector=wide)
+    declared, values, names = bindings(body, flags[:count], 0)
+    lines = ["let i = (wg.y * grid.x + wg.x) * 64u + lane;", "if (i >= p.n) { return; }"]
+    lines += addresses.coordinates("i", 0, len(shape))
+    stored_type = STORED[dtype]
+    arguments: list[list[str]] = [[] for _ in range(4 if wide else 1)]
+    for j, load in enumerate(body.loads):
+        lines.append(f"let v{j} = {names[j]}[{addresses.text[j]}];")
+        for lane, argument in enumerate(arguments):
+            argument.append(loaded(f"v{j}.{'xyzw'[lane]}" if flags[j] else f"v{j}", load.dtype))
+    for j in range(len(positions)):
+        lines.append(f"let q{j} = {addresses.text[count + j]};")
+        for lane, argument in enumerate(arguments):
+            argument.append(f"q{j} + {lane}u" if flags[count + j] and lane else f"q{j}")
+    calls = [stored(f"element({', '.join(argument)})", dtype) for argument in arguments]
+    result = calls[0] if not wide else f"vec4<{stored_type}>(\n    " + ",\n    ".join(calls) + ")"
+    lines.append(f"out[{addresses.text[-1]}] = {result};")
+    fields = [("n", "u32", 0), *addresses.fields, *body.fields]
+    code = [
+        f"// fused: {body.title}",
+        f"struct Params {{ {', '.join(f'{name}: {type_}' for name, type_, _ in fields)} }}",
+        f"@group(0) @binding(0) var<storage, read_write> out: array<{f'vec4<{stored_type}>' if wide else stored_type}>;",
+        *declared,
+        f"@group(0) @binding({len(values) + 1}) var<uniform> p: Params;",
+        *with_library(body.function()),
+        f"@compute @workgroup_size({WG})",
+        "fn fused(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,",
+        "         @builtin(local_invocation_index) lane: u32) {",
+        *(f"  {line}" for line in lines),
+        "}",
+    ]
+    return "\n".join(code), {name: value for name, _, value in fields[1:]}, wide, names
+
+
+# --- folds -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One kind of reduction over a register type: the accumulator, its neutral element's bits, and three expressions."""
+
+    acc: str
+    neutral: int
+    join: str
+    enter: str = "{x}"
+    leave: str = "a"
+
+
+def bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def fold_of(kind: str, register: str) -> Fold:
+    """How `kind` folds values of a register type (f32, i32, u32)."""
+    floats = register == "f32"
+    if kind in ("sum", "mean"):
+        return Fold(register, 0, "a + b")
+    if kind == "prod":
+        return Fold(register, bits(1.0) if floats else 1, "a * b")
+    if kind in ("any", "all"):
+        return Fold("u32", int(kind == "all"), "a | b" if kind == "any" else "a & b", "select(0u, 1u, {x})")
+    if kind in ("max", "min"):
+        ends = {"f32": (bits(-math.inf), bits(math.inf)), "i32": (1 << 31, (1 << 31) - 1), "u32": (0, (1 << 32) - 1)}
+        return Fold(register, ends[register][kind == "min"], f"{kind}_{register}(a, b)")
+    order = f"order_{'down_' if kind == 'argmin' else ''}{register}"
+    first = "select(b, a, a.x > b.x || (a.x == b.x && a.y < b.y))"  # ties: the lower index
+    return Fold("vec2<u32>", 0, first, f"vec2<u32>({order}({{x}}), col)", "a.y")
+
+
+def reduce_steps(caps: Capabilities, op: Reduce, expr: Expr, shape: tuple[int, ...], out: Value) -> list[FoldStep]:
+    """The dispatches that fold `expr`, an expression over `shape`, along op.axes into `out`."""
+    kept = tuple(a for a in range(len(shape)) if a not in op.axes)
+    rows, cols = math.prod(shape[a] for a in kept), math.prod(shape[a] for a in op.axes)
+    register = "f32" if REGISTER[expr.dtype] == "bool" else REGISTER[expr.dtype]
+    fold = fold_of(op.kind, register)
+    steps: list[FoldStep] = []
+    source: Expr | Value = expr
+    axes = (kept, op.axes)
+    first = True
+    while True:
+        grouped = group_pays(caps, source, shape, axes[1], rows, cols) if first else caps.kind == "gpu" and cols >= WG
+        parts = split(caps, rows, cols, grouped=grouped)
+        if parts == 1:
+            steps.append(
+                FoldStep(caps, op, fold, source, shape, axes, out, cols_total(shape, op.axes), 1, grouped, first, True)
+            )
+            return steps
+        pairs = 2 if fold.acc == "vec2<u32>" else 1
+        partial = Value(
+            Spec((rows, parts, pairs), "f32" if fold.acc == "f32" else "i32" if fold.acc == "i32" else "u32")
+        )
+        steps.append(FoldStep(caps, op, fold, source, shape, axes, partial, cols, parts, grouped, first, False))
+        source, cols, first = partial, parts, False
+
+
+def cols_total(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    return math.prod(shape[a] for a in axes)
+
+
+def group_pays(
+    caps: Capabilities, expr: Any, shape: tuple[int, ...], axes: tuple[int, ...], rows: int, cols: int
+) -> bool:
+    """A workgroup a row: on GPUs, for long rows whose neighbours in memory are neighbours in the fold."""
+    if caps.kind != "gpu" or cols < WG:
+        return False
+    inner = max((a for a in axes if shape[a] > 1), default=0)
+    along = any(load.at.strides[inner] == 1 for load in expr.loads)
+    return along or rows < 1024
+
+
+def split(caps: Capabilities, rows: int, cols: int, *, grouped: bool) -> int:
+    """How many parts a row is folded in. Parts keep the device busy and keep f32 sums short, so accurate."""
+    width = 16 * WG if grouped else 64
+    longest = 4096 * (WG if grouped else 1) if caps.kind == "gpu" else 1024
+    wanted = 1024 if grouped else 16384 if caps.kind == "gpu" else 64
+    busy = max(1, min(-(-wanted // rows), cols // width))
+    return max(busy, -(-cols // longest))
+
+
+@dataclass
+class FoldStep:
+    """One dispatch of shaders/reduce/fold.wgsl."""
+
+    caps: Capabilities
+    op: Reduce
+    fold: Fold
+    source: Any  # the expression of the first pass, the partial results' Value of a later one
+    shape: tuple[int, ...]
+    axes: tuple[tuple[int, ...], tuple[int, ...]]
+    out: Value
+    cols: int
+    parts: int
+    grouped: bool
+    first: bool
+    last: bool
+
+    def __post_init__(self) -> None:
+        self.rows = math.prod(self.shape[a] for a in self.axes[0])
+        if self.rows * self.parts > MAX_ELEMENTS or self.cols > MAX_ELEMENTS:
+            raise LimitExceeded(
+                f"{self.op.kind}: {self.rows:,} x {self.cols:,} elements; indices are 32 bits, split the tensor"
+            )
+        self.body = Body(self.source) if self.first else None
+        self.reads = tuple(dict.fromkeys(x.value for x in self.body.loads)) if self.body else (self.source,)
+        self.writes = (self.out,)
+
+    def record(self, record: Recorder, array_of: Callable[[Value], Any]) -> None:
+        slots, declared, fields, names = self.value_slot()
+        acc, final = self.fold.acc, self.last
+        kind, dtype = self.op.kind, self.op.dtype
+        out_type = STORED[dtype] if final else acc
+        leave = "a * p.scale" if kind == "mean" else self.fold.leave
+        if final and dtype == "f16":
+            leave = f"f16({leave})"
+        elif final and kind.startswith("arg"):
+            leave = f"i32({leave})"
+        sums = kind in ("sum", "mean") and acc == "f32"
+        lines = with_library([*slots, f"fn join(a: {acc}, b: {acc}) -> {acc} {{ return {self.fold.join}; }}"])
+        neutral = "vec2<u32>(0u, 0xffffffffu)" if acc == "vec2<u32>" else f"bitcast<{acc}>(p.neutral)"
+        source = wgsl.load(
+            "reduce/fold.wgsl",
+            types={"Acc": acc, "Out": out_type},
+            slots={
+                "value": "\n".join([*declared, *lines[:-1]]),
+                "join": lines[-1],
+                "neutral": f"fn neutral() -> Acc {{ return {neutral}; }}",
+                "finish": f"fn finish(a: Acc) -> Out {{ return {leave if final else 'a'}; }}",
+                "join_group": f"fn join_group(lane: u32, a: Acc) -> Acc {{ return {'wg_sum' if sums else 'tree'}(lane, a); }}",
+            },
+            subgroups=self.caps.subgroups,
+        )
+        extra = "".join(f"{name}: {type_}, " for name, type_, _ in fields)
+        title = f"{kind}({self.body.title})" if self.body and self.body.names else kind
+        text = f"// fused: {title}\n" + source.code.replace("struct Params { ", f"struct Params {{ {extra}", 1)
+        outputs = self.rows * self.parts
+        wg = WG if not self.grouped else min(256, self.caps.max_invocations)
+        entry = "fold_group" if self.grouped else "fold_serial"
+        kernel = record.device.kernel_source(text, entry, label=f"fused {title}", constants={"WG": wg})
+        record(
+            kernel,
+            grid=outputs if self.grouped else -(-outputs // wg),
+            out=array_of(self.out).buffer,
+            outputs=outputs,
+            parts=self.parts,
+            cols=self.cols,
+            chunk=-(-self.cols // self.parts),
+            scale=1.0, neutral=self.fold.neutral,
+            **{name: array_of(value).buffer for name, value in names.items()},
+            **{name: value for name, _, value in fields},
+        )
+
+    def value_slot(self) -> tuple[list[str], list[str], list[tuple[str, str, Any]], dict[str, Value]]:
+        """WGSL of value(row, col), its declarations, its Params fields, and what its buffers are."""
+        acc = self.fold.acc
+        if self.body is None:
+            declared = [f"@group(0) @binding(3) var<storage, read> b0: array<{acc}>;"]
+            code = [f"fn value(row: u32, col: u32) -> {acc} {{ return b0[row * p.cols + col]; }}"]
+            return code, declared, [], {"b0": self.source}
+        body = self.body
+        kept, folded = self.axes
+        sources = [*(load.at for load in body.loads), *(index.at for index in body.indices)]
+        outer, outer_strides = coalesce(
+            tuple(self.shape[a] for a in kept), [tuple(s.strides[a] for a in kept) for s in sources]
+        )
+        inner, inner_strides = coalesce(
+            tuple(self.shape[a] for a in folded), [tuple(s.strides[a] for a in folded) for s in sources]
+        )
+        ats = [((*o, *i), s.offset) for o, i, s in zip(outer_strides, inner_strides, sources)]
+        addresses = Addresses(body, (*outer, *inner), ats, vector=False)
+        declared, values, names = bindings(body, [False] * len(body.loads), 2)
+        split_row = addresses.coordinates("row", 0, len(outer))
+        split_col = addresses.coordinates("col", len(outer), len(outer) + len(inner))
+        arguments = [loaded(f"{names[j]}[{addresses.text[j]}]", load.dtype) for j, load in enumerate(body.loads)]
+        arguments += addresses.text[len(body.loads) :]
+        call = f"element({', '.join(arguments)})"
+        code = [
+            *body.function(),
+            f"fn value(row: u32, col: u32) -> {acc} {{",
+            *(f"  {line}" for line in (*split_row, *split_col)),
+            f"  return {self.fold.enter.format(x=call)};",
+            "}",
+        ]
+        return code, declared, [*addresses.fields, *body.fields], values

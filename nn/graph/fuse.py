@@ -1,0 +1,312 @@
+"""Fusion: which nodes become one kernel, and the steps that run.
+
+Nodes are visited operands first. An element-wise node or a view becomes an expression (expr.py) over values in memory,
+and stays one as long as it can: views turn into strides of the loads, reductions and copies take the expression in as
+their producer. It is written to memory (a step) when a kernel or an output needs it, when several kernels would compute
+it again and that costs more than reading it back, or when it would bind more buffers than a shader may.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from nn.graph import codegen
+from nn.graph.expr import Apply, Expr, Index, Load, Scalar, Value, scalars
+from nn.graph.ir import (
+    COMPUTE,
+    Arange,
+    Cast,
+    Cat,
+    Constant,
+    Contiguous,
+    Item,
+    Leaf,
+    Map,
+    Node,
+    Placeholder,
+    Reduce,
+    Strided,
+    View,
+    constant,
+    name_of,
+    topological,
+)
+from nn.ops.base import DTYPES, Array, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpu import Capabilities, Recorder
+    from nn.quant.weight import Weight
+
+    Memory = Callable[[Value], Array | Weight]
+
+MAX_INPUTS = 7  # storage buffers a fused kernel reads; the eighth is the result
+MAX_FIELDS = 56  # 4-byte Params fields for shapes, strides and scalars (a slot of the uniform arena holds 64)
+MAX_COST = 96  # operations in one kernel
+CHEAP = 6  # operations that are computed again rather than stored and read back, if they read one array
+
+
+class Step(Protocol):
+    """Something that records dispatches. `reads` and `writes` drive the memory plan."""
+
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+
+    def record(self, record: Recorder, array_of: Memory) -> None: ...
+
+
+@dataclass
+class KernelStep:
+    """An operation that lowers itself."""
+
+    node: Node
+    operands: tuple[tuple[Value, Strided], ...]
+    results: tuple[Value, ...]
+
+    def __post_init__(self) -> None:
+        self.reads = tuple(value for value, _ in self.operands)
+        self.writes = self.results
+
+    def record(self, record: Recorder, array_of: Memory) -> None:
+        operands = [array_at(array_of(value), at) for value, at in self.operands]
+        self.node.op.lower(record, *operands, *(array_of(value) for value in self.results))
+
+
+def array_at(array: Array | Weight, at: Strided) -> Array | Weight:
+    """The contiguous part of an array that `at` describes, as an array of its own."""
+    if not isinstance(array, Array) or (at.shape == array.shape and at.offset == 0):
+        return array
+    size = DTYPES[array.dtype][0]
+    buffer = array.buffer
+    if math.prod(at.shape) and (at.offset or math.prod(at.shape) != array.size):
+        buffer = buffer.view(at.offset * size, math.prod(at.shape) * size)
+    return Array(buffer, at.shape, array.dtype)
+
+
+class Fuser:
+    """Turns rewritten nodes into steps. One use: `run`."""
+
+    def __init__(self, caps: Capabilities) -> None:
+        self.caps = caps
+        self.steps: list[Step] = []
+        self.exprs: dict[Node, Expr] = {}
+        self.results: dict[Node, tuple[Value, ...]] = {}  # of kernels: results, then written operands
+
+    def run(self, outputs: Sequence[Node]) -> tuple[list[Step], list[tuple[Value, Strided]]]:
+        order, self.pinned = ordered(outputs)
+        self.shared, self.asked = shared_nodes(order, outputs), set(outputs)
+        for node in order:
+            self.visit(node)
+        return self.steps, [self.operand(node) for node in outputs]
+
+    # --- one node ----------------------------------------------------------------------------------------------------
+
+    def visit(self, node: Node) -> None:
+        op = node.op
+        if node.value is not None:
+            at = Strided.dense(tuple(node.spec.shape))
+            self.exprs[node] = Load(node.spec.dtype, Value(node.spec, array=node.value), at)
+        elif isinstance(op, Placeholder):
+            value = Value(node.spec, argument=op.index)
+            self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
+        elif isinstance(op, Constant):
+            self.exprs[node] = Scalar(op.dtype, op.value)
+        elif isinstance(op, Arange):
+            self.exprs[node] = Index(op.dtype, op, Strided.dense(node.spec.shape))
+        elif isinstance(op, Map | Cast):
+            self.exprs[node] = self.apply(node)
+            again = node in self.shared and not cheap(self.exprs[node])
+            if again or node in self.pinned or node in self.asked:
+                self.store(node)
+        elif isinstance(op, View):
+            self.exprs[node] = self.view(node, op)
+            if node in self.pinned:
+                self.store(node)
+        elif isinstance(op, Contiguous):
+            self.exprs[node] = self.exprs[node.inputs[0]]
+            if op.copy or not is_dense(self.exprs[node]):
+                self.store(node)
+        elif isinstance(op, Reduce):
+            self.reduce(node, op)
+        elif isinstance(op, Cat):
+            self.cat(node, op)
+        elif isinstance(op, Item):
+            value = self.results[node.inputs[0]][op.index]
+            self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
+        elif isinstance(op, Leaf):
+            raise AssertionError("a leaf without a value")
+        else:
+            self.kernel(node)
+
+    def apply(self, node: Node) -> Expr:
+        """The element-wise node over its operands' expressions; operands are stored first where limits ask for it."""
+        op = node.op
+        assert isinstance(op, Map | Cast)
+        for x in node.inputs:
+            if x.spec.dtype not in COMPUTE:
+                raise TypeError(
+                    f"{name_of(op)}: computes with {', '.join(COMPUTE)}; got {x.spec.dtype}, which is storage for kernels"
+                )
+        while True:
+            made = Apply(node.spec.dtype, op, tuple(self.exprs[x] for x in node.inputs))
+            if self.fits(made, node.spec):
+                return made
+            candidates = [x for x in node.inputs if isinstance(self.exprs[x], Apply)]
+            if not candidates:
+                return made
+            self.store(max(candidates, key=lambda x: (len(self.exprs[x].loads), self.exprs[x].cost)))
+
+    def fits(self, expr: Expr, spec: Spec) -> bool:
+        loads = expr.loads
+        if len({load.value for load in loads}) > MAX_INPUTS or expr.cost > MAX_COST:
+            return False
+        rank = max(len(spec.shape), 1)
+        return 2 + rank + (1 + len(loads)) * (1 + rank) + scalars(expr) <= MAX_FIELDS
+
+    def view(self, node: Node, op: View) -> Expr:
+        (x,) = node.inputs
+        self.require_dense_dtype(x, name_of(op))
+        moved = self.exprs[x].seen_through(op, {})
+        if moved is not None and not self.fits(moved, node.spec):
+            moved = None
+        if moved is None:
+            self.store(x)
+            moved = self.exprs[x].seen_through(op, {})
+            assert moved is not None, "a dense value can be seen through any view"
+        return moved
+
+    def require_dense_dtype(self, x: Node, what: str) -> None:
+        if x.spec.dtype not in DTYPES or not isinstance(getattr(self.exprs[x], "value", None), Value):
+            if x.spec.dtype in DTYPES:
+                return
+            raise TypeError(
+                f"{what}: a weight in format {x.spec.dtype} can only be an operand of linear and embedding operations"
+            )
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def store(self, node: Node) -> Value:
+        """Compute the node's expression into dense memory of its own; from here on it is a load."""
+        value = Value(node.spec)
+        self.write(self.exprs[node], value, Strided.dense(node.spec.shape))
+        self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
+        return value
+
+    def write(self, expr: Expr, value: Value, at: Strided) -> None:
+        if math.prod(at.shape):
+            self.steps.append(codegen.MapStep(self.caps, expr, value, at))
+
+    def operand(self, node: Node) -> tuple[Value, Strided]:
+        """The node's value as kernels want it: contiguous, at an offset that can be bound."""
+        expr = self.exprs[node]
+        if isinstance(expr, Load):
+            if isinstance(expr.value.array, Array) or expr.value.array is None:
+                aligned = expr.at.offset * DTYPES[expr.dtype][0] % self.caps.offset_alignment == 0
+                if expr.at.contiguous and aligned:
+                    return expr.value, expr.at
+            else:
+                return expr.value, expr.at  # a Weight
+        return self.store(node), Strided.dense(node.spec.shape)
+
+    # --- kernels -----------------------------------------------------------------------------------------------------
+
+    def kernel(self, node: Node) -> None:
+        operands = [self.operand(x) for x in node.inputs]
+        written = tuple(operands[i][0] for i in node.op.mutates)
+        results = tuple(Value(spec) for spec in node.specs)
+        self.steps.append(KernelStep(node, tuple(operands), results))
+        self.results[node] = (*results, *written)
+        if results:
+            self.exprs[node] = Load(node.spec.dtype, results[0], Strided.dense(node.spec.shape))
+
+    def reduce(self, node: Node, op: Reduce) -> None:
+        (x,) = node.inputs
+        if x.spec.dtype not in COMPUTE:
+            raise TypeError(
+                f"{op.kind}: computes with {', '.join(COMPUTE)}; got {x.spec.dtype}, which is storage for kernels"
+            )
+        if x.spec.size == 0:  # an empty fold gives the neutral element
+            self.exprs[node] = Scalar(op.dtype, codegen.EMPTY[op.kind])
+        else:
+            if not self.fits(self.exprs[x], Spec((1, *x.spec.shape))) or isinstance(self.exprs[x], Scalar):
+                self.store(x)
+            value = Value(node.spec)
+            self.steps += codegen.reduce_steps(self.caps, op, self.exprs[x], x.spec.shape, value)
+            self.exprs[node] = Load(op.dtype, value, Strided.dense(node.spec.shape))
+
+    def cat(self, node: Node, op: Cat) -> None:
+        value = Value(node.spec)
+        dense = Strided.dense(node.spec.shape)
+        start = 0
+        for x in node.inputs:
+            self.write(self.exprs[x], value, Strided(x.spec.shape, dense.strides, start * dense.strides[op.axis]))
+            start += x.spec.shape[op.axis]
+        self.exprs[node] = Load(node.spec.dtype, value, dense)
+
+
+def is_dense(expr: Expr) -> bool:
+    return isinstance(expr, Load) and expr.at.contiguous
+
+
+def cheap(expr: Expr) -> bool:
+    """Is computing it again about as fast as reading it back? A few operations on one array (and broadcast rows)."""
+    large = [load for load in expr.loads if 0 not in load.at.strides or math.prod(load.at.shape) <= 1]
+    return expr.cost <= CHEAP and len(large) <= 1
+
+
+def ordered(outputs: Sequence[Node]) -> tuple[list[Node], set[Node]]:
+    """Nodes in an order that keeps every reader of a value ahead of the operation that writes over it; and the
+    readers that have no kernel of their own, which must not be fused into something later.
+
+    Raises RuntimeError where a reader of the old version also needs the new one.
+    """
+    order = topological(outputs)
+    writers = [node for node in order if node.value is None and node.op.mutates]
+    if not writers:
+        return order, set()
+    readers: dict[Node, list[Node]] = {}
+    for node in order:
+        if node.value is None:
+            for x in node.inputs:
+                readers.setdefault(x, []).append(node)
+    before: dict[Node, list[Node]] = {}
+    pinned: set[Node] = set()
+    for writer in writers:
+        for position in writer.op.mutates:
+            others = [node for node in readers[writer.inputs[position]] if node is not writer]
+            before.setdefault(writer, []).extend(others)
+            pinned.update(node for node in others if isinstance(node.op, Map | Cast | View))
+    order = topological(outputs, before)
+    place = {node: i for i, node in enumerate(order)}
+    for writer, others in before.items():
+        for node in others:
+            if place[node] > place[writer]:
+                raise RuntimeError(
+                    f"{name_of(node.op)} reads a value that {name_of(writer.op)} has written over in place, and comes after "
+                    "it; read the tensor that was passed to the write, or .clone() the old value first"
+                )
+    return order, pinned
+
+
+def shared_nodes(order: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
+    """Nodes that more than one kernel would compute if everything that can be fused were."""
+    sinks: dict[Node, set[Node]] = {node: set() for node in order}
+    asked = set(outputs)
+    shared: set[Node] = set()
+    for node in reversed(order):
+        own = sinks[node]
+        if node in asked or not isinstance(node.op, Map | Cast | View):
+            own = {node}
+        elif len(own) > 1:
+            shared.add(node)
+            own = {node}
+        if node.value is None:
+            for x in node.inputs:
+                sinks[x] |= own
+    return shared
+
+
+__all__ = ["Fuser", "KernelStep", "Step", "array_at", "constant"]

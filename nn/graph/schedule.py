@@ -1,0 +1,169 @@
+"""From nodes to memory and dispatches: steps in order, buffers shared by liveness, one recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nn.graph import fuse
+from nn.graph.ir import Item, Node, Placeholder, topological
+from nn.graph.rewrite import rewrite
+from nn.ops.base import Array
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu import Buffer, Device, Recorder
+    from nn.graph.expr import Value
+    from nn.graph.ir import Strided
+    from nn.quant.weight import Weight
+
+
+@dataclass
+class Slot:
+    """A temporary buffer that several values use one after another."""
+
+    nbytes: int
+    users: int = 0
+
+
+@dataclass
+class Program:
+    """Steps in order, where each result lies, and which temporary slot each value uses."""
+
+    device: Device
+    steps: list[fuse.Step]
+    results: list[tuple[Value, Strided]]
+    slots: list[Slot] = field(default_factory=list)
+    slot_of: dict[Value, Slot] = field(default_factory=dict)
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Bytes of temporaries with sharing: the peak that running the program adds to its inputs and results."""
+        return sum(slot.nbytes for slot in self.slots)
+
+    @property
+    def unshared_bytes(self) -> int:
+        """What the temporaries would take without sharing."""
+        return sum(storage_bytes(value) for value in self.slot_of)
+
+    def record(self, record: Recorder, arguments: Sequence[Array] = ()) -> list[Array | Weight]:
+        """Record every step; returns the results in the order they were asked for."""
+        memory: dict[Value, Array | Weight] = {}
+        buffers: dict[int, Buffer] = {}
+
+        def array_of(value: Value) -> Array | Weight:
+            if value.array is not None:
+                return value.array
+            if value.argument is not None:
+                return arguments[value.argument]
+            if value not in memory:
+                slot = self.slot_of.get(value)
+                nbytes = storage_bytes(value)
+                if slot is None:
+                    buffer = self.device.alloc(nbytes)
+                else:
+                    if id(slot) not in buffers:
+                        buffers[id(slot)] = record.temp(slot.nbytes)
+                    buffer = buffers[id(slot)]
+                    buffer = buffer if slot.nbytes == nbytes else buffer.view(0, nbytes)
+                memory[value] = Array(buffer, value.spec.shape, value.spec.dtype)
+            return memory[value]
+
+        for step in self.steps:
+            step.record(record, array_of)
+        return [fuse.array_at(array_of(value), at) for value, at in self.results]
+
+
+def compile_program(device: Device, outputs: Sequence[Node]) -> Program:
+    """Rewrite, fuse and plan memory for these nodes."""
+    steps, results = fuse.Fuser(device.caps).run(rewrite(outputs))
+    program = Program(device, steps, results)
+    plan_memory(program)
+    return program
+
+
+def plan_memory(program: Program) -> None:
+    """Give each temporary a slot: a slot is free again after the last step that touches its value."""
+    last: dict[Value, int] = {}
+    for i, step in enumerate(program.steps):
+        for value in (*step.reads, *step.writes):
+            last[value] = i
+    kept = {value for value, _ in program.results}
+    free: list[Slot] = []
+    for i, step in enumerate(program.steps):
+        for value in step.writes:
+            if value.array is not None or value.argument is not None or value in kept or value in program.slot_of:
+                continue
+            need = storage_bytes(value)
+            fits = [slot for slot in free if slot.nbytes >= need]
+            if fits:
+                slot = min(fits, key=lambda s: s.nbytes)
+                free.remove(slot)
+            elif free:
+                slot = max(free, key=lambda s: s.nbytes)
+                free.remove(slot)
+                slot.nbytes = need
+            else:
+                slot = Slot(need)
+                program.slots.append(slot)
+            program.slot_of[value] = slot
+        for value in {*step.reads, *step.writes}:
+            if last[value] == i and value in program.slot_of:
+                free.append(program.slot_of[value])
+
+
+def storage_bytes(value: Value) -> int:
+    return max(-(-value.spec.nbytes // 4) * 4, 4)
+
+
+def realize(device: Device, nodes: Sequence[Node]) -> None:
+    """Compute these nodes now, in one recording, and keep their values.
+
+    Raises RuntimeError while jit traces (there is no value yet), or for a value that was overwritten in the meantime.
+    """
+    for node in nodes:
+        if node.stale is not None:
+            raise stale_read(node)
+    wanted = [node for node in dict.fromkeys(nodes) if node.value is None]
+    if not wanted:
+        return
+    order = topological(wanted)
+    for node in order:
+        if isinstance(node.op, Placeholder):
+            raise RuntimeError(
+                "jit: the traced function reads a value (numpy, item, bool, realize, print of data) that depends on its "
+                "arguments. A captured function only builds the graph: return the tensor and read it outside, or compute "
+                "the choice with where()."
+            )
+    wanted = with_siblings(wanted, order)
+    program = compile_program(device, wanted)
+    record = device.recorder()
+    values = program.record(record)
+    record.submit()
+    settle(wanted, values, order)
+
+
+def with_siblings(wanted: list[Node], order: list[Node]) -> list[Node]:
+    """Add the other live results of operations with several results: they run once, and writes must not run twice."""
+    siblings = [item for node in order for item in node.living_items() if item.value is None]
+    return list(dict.fromkeys([*wanted, *siblings]))
+
+
+def settle(wanted: Sequence[Node], values: Sequence[Array | Weight], order: Sequence[Node]) -> None:
+    """Note the computed values, and that the old versions of written operands are gone."""
+    for node in order:
+        for position in node.op.mutates:
+            node.inputs[position].stale = type(node.op).__name__
+    for node, value in zip(wanted, values, strict=True):
+        node.settle(value)
+
+
+def stale_read(node: Node) -> RuntimeError:
+    return RuntimeError(
+        f"a tensor {list(node.spec.shape)} is read after {node.stale} has written over it in place; compute what needs the "
+        "old value before the write (realize()), or .clone() it"
+    )
+
+
+__all__ = ["Item", "Program", "compile_program", "realize"]

@@ -1,0 +1,506 @@
+"""Tensor: a shape, a dtype, a device and a node of the lazy graph. Nothing runs until a value is asked for.
+
+Names and semantics are PyTorch's, with these differences, each stated where it bites:
+dtypes are strings ("f32 f16 i32 u32 bool"; "u8 bf16" are storage that only kernels read); two tensors of different
+dtypes are never promoted; a Python number takes the dtype of the tensor that it meets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from nn.graph import ir, schedule
+from nn.ops.base import DTYPES, Array, Op, ShapeError, Spec
+from nn.quant.weight import Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gpu import Device
+
+Scalar = bool | int | float
+NATURAL = {"float32": "f32", "float16": "f16", "int32": "i32", "uint32": "u32", "uint8": "u8", "bool": "bool"}
+
+
+class Tensor:
+    """An n-dimensional array on a device, possibly not computed yet.
+
+    Args:
+        data: a NumPy array, (nested) list or number, which is uploaded; or an Array or Weight that is on the device.
+            float64 arrays need dtype="f32" said out loud; int64 becomes i32 where every value fits. Lists of floats
+            become f32, of ints i32, of bools bool.
+        device: where it lives. Not needed for an Array or Weight.
+        dtype: a key of nn.ops.base.DTYPES; the data is converted (bf16: to nearest, ties to even).
+    Raises: TypeError for a dtype that would lose values, ValueError for integers that do not fit.
+    """
+
+    __slots__ = ("__weakref__", "_device", "node")
+    __array_ufunc__ = None  # numpy_scalar * tensor comes to __rmul__
+    __hash__ = object.__hash__
+
+    def __init__(self, data: Any, device: Device | None = None, *, dtype: str | None = None) -> None:
+        if isinstance(data, ir.Node):
+            if device is None:
+                raise TypeError("Tensor: a node needs its device; pass device=")
+            self._device, self.node = device, data
+            return
+        if isinstance(data, Tensor):
+            raise TypeError("Tensor: got a Tensor; use .clone() for a copy or .to(...) to convert")
+        if isinstance(data, Array | Weight):
+            if dtype is not None and dtype != (data.dtype if isinstance(data, Array) else data.format):
+                raise TypeError(
+                    f"Tensor: the value on the device is not {dtype}; wrap it as it is, then use .to({dtype!r})"
+                )
+            buffer = data.buffer if isinstance(data, Array) else data.windows[0].buffer
+            self._device, self.node = device or buffer.device, ir.leaf(data)
+            return
+        if device is None:
+            raise TypeError("Tensor: data from the host needs a device; pass device=Device.open()")
+        array, dtype = host_array(data, dtype)
+        buffer = device.upload(array) if array.size else device.alloc(4)
+        self._device, self.node = device, ir.leaf(Array(buffer, array.shape, dtype))
+
+    # --- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.node.spec.shape
+
+    @property
+    def dtype(self) -> str:
+        """A key of DTYPES, or the block format of a Weight such as "q4_1"."""
+        return self.node.spec.dtype
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.node.spec.shape)
+
+    @overload
+    def size(self, dim: None = None) -> tuple[int, ...]: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+    def size(self, dim: int | None = None) -> tuple[int, ...] | int:
+        """The shape, or the length of one axis."""
+        return self.shape if dim is None else self.shape[axis_of("size", dim, self.ndim)]
+
+    def numel(self) -> int:
+        return self.node.spec.size
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = "in memory" if self.node.value is not None else f"lazy: {ir.name_of(self.node.op)}"
+        return f"Tensor({list(self.shape)}, {self.dtype}, {state})"
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def realize(self) -> Tensor:
+        """Compute the value now and keep it on the device. Returns self."""
+        schedule.realize(self._device, [self.node])
+        return self
+
+    def numpy(self) -> np.ndarray:
+        """The value on the host (waits for the device). bf16 comes back as f32, which holds it exactly."""
+        value = self.array()
+        kind = DTYPES[value.dtype][1]
+        if value.size == 0:
+            out = np.zeros(value.shape, kind)
+        else:
+            out = self._device.read(value.buffer, kind, value.shape)
+        if value.dtype == "bool":
+            return out.astype(np.bool_)
+        if value.dtype == "bf16":
+            return (out.astype(np.uint32) << 16).view(np.float32)
+        return out
+
+    def array(self) -> Array:
+        """The dense value in device memory, computed if need be: what kernels and recorders take."""
+        self.realize()
+        if not isinstance(self.node.value, Array):
+            raise TypeError(
+                f"this tensor is a weight in format {self.dtype}; only linear and embedding operations read it"
+            )
+        return self.node.value
+
+    def item(self) -> Any:
+        """The only element as a Python number."""
+        if self.numel() != 1:
+            raise ValueError(f"item: the tensor has {self.numel()} elements, it takes one; use .numpy()")
+        return self.numpy().reshape(-1)[0].item()
+
+    def tolist(self) -> Any:
+        return self.numpy().tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        out = self.numpy()
+        return out if dtype is None else out.astype(dtype)
+
+    def __bool__(self) -> bool:
+        if self.numel() != 1:
+            raise ValueError(f"the truth of a tensor with {self.numel()} elements is ambiguous; use .any() or .all()")
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for i in range(len(self)):
+            yield self[i]
+
+    # --- operators ---------------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Operand) -> Tensor:
+        return elementwise.add(self, other)
+
+    def __radd__(self, other: Operand) -> Tensor:
+        return elementwise.add(other, self)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return elementwise.sub(self, other)
+
+    def __rsub__(self, other: Operand) -> Tensor:
+        return elementwise.sub(other, self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return elementwise.mul(self, other)
+
+    def __rmul__(self, other: Operand) -> Tensor:
+        return elementwise.mul(other, self)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return elementwise.div(self, other)
+
+    def __rtruediv__(self, other: Operand) -> Tensor:
+        return elementwise.div(other, self)
+
+    def __floordiv__(self, other: Operand) -> Tensor:
+        return elementwise.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Operand) -> Tensor:
+        return elementwise.floor_divide(other, self)
+
+    def __mod__(self, other: Operand) -> Tensor:
+        return elementwise.remainder(self, other)
+
+    def __rmod__(self, other: Operand) -> Tensor:
+        return elementwise.remainder(other, self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return elementwise.pow(self, other)
+
+    def __rpow__(self, other: Operand) -> Tensor:
+        return elementwise.pow(other, self)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        from nn.ops import matmul
+
+        return matmul.matmul(self, other)
+
+    def __neg__(self) -> Tensor:
+        return elementwise.neg(self)
+
+    def __abs__(self) -> Tensor:
+        return elementwise.abs(self)
+
+    def __invert__(self) -> Tensor:
+        return elementwise.bitwise_not(self)
+
+    def __and__(self, other: Operand) -> Tensor:
+        return elementwise.bitwise_and(self, other)
+
+    def __or__(self, other: Operand) -> Tensor:
+        return elementwise.bitwise_or(self, other)
+
+    def __xor__(self, other: Operand) -> Tensor:
+        return elementwise.bitwise_xor(self, other)
+
+    def __lshift__(self, other: Operand) -> Tensor:
+        return elementwise.bitwise_left_shift(self, other)
+
+    def __rshift__(self, other: Operand) -> Tensor:
+        return elementwise.bitwise_right_shift(self, other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return elementwise.lt(self, other)
+
+    def __le__(self, other: Operand) -> Tensor:
+        return elementwise.le(self, other)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return elementwise.gt(self, other)
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return elementwise.ge(self, other)
+
+    def __eq__(self, other: Operand) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return elementwise.eq(self, other)
+
+    def __ne__(self, other: Operand) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return elementwise.ne(self, other)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return movement.index(self, index)
+
+    # --- shapes ------------------------------------------------------------------------------------------------------
+
+    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+        return movement.reshape(self, sizes(shape))
+
+    def view(self, *shape: int | Sequence[int]) -> Tensor:
+        """As reshape: the graph decides whether elements move, so no layout is an error."""
+        return movement.reshape(self, sizes(shape))
+
+    def permute(self, *dims: int | Sequence[int]) -> Tensor:
+        return movement.permute(self, sizes(dims))
+
+    def expand(self, *size: int | Sequence[int]) -> Tensor:
+        return movement.expand(self, sizes(size))
+
+    @property
+    def T(self) -> Tensor:
+        """All axes reversed (for a matrix, its transpose)."""
+        return movement.permute(self, tuple(reversed(range(self.ndim))))
+
+    @property
+    def mT(self) -> Tensor:
+        return movement.transpose(self, -2, -1)
+
+    # --- dtypes and memory -------------------------------------------------------------------------------------------
+
+    def to(self, target: str | Device) -> Tensor:
+        """Convert to a dtype, or copy to another device (through the host)."""
+        if isinstance(target, str):
+            return elementwise.cast(self, target)
+        return self if target is self._device else Tensor(self.numpy(), target, dtype=self.dtype)
+
+    def float(self) -> Tensor:
+        return self.to("f32")
+
+    def half(self) -> Tensor:
+        return self.to("f16")
+
+    def int(self) -> Tensor:
+        return self.to("i32")
+
+    def bool(self) -> Tensor:
+        return self.to("bool")
+
+    def detach(self) -> Tensor:
+        """The same value, cut from the operations that made it."""
+        return Tensor(self.node, self._device)
+
+    if TYPE_CHECKING:  # set below from the modules' __all__
+        from nn.ops.elementwise import abs as abs
+        from nn.ops.elementwise import add as add
+        from nn.ops.elementwise import (
+            ceil,
+            clamp,
+            cos,
+            eq,
+            erf,
+            exp,
+            exp2,
+            expm1,
+            floor,
+            floor_divide,
+            fmod,
+            ge,
+            gelu,
+            gt,
+            isfinite,
+            isinf,
+            isnan,
+            le,
+            log,
+            log1p,
+            log2,
+            logical_and,
+            logical_not,
+            logical_or,
+            logical_xor,
+            lt,
+            masked_fill,
+            maximum,
+            minimum,
+            mul,
+            ne,
+            neg,
+            pow,
+            reciprocal,
+            relu,
+            remainder,
+            round,
+            rsqrt,
+            sigmoid,
+            sign,
+            silu,
+            sin,
+            softplus,
+            sqrt,
+            square,
+            sub,
+            tan,
+            tanh,
+            trunc,
+        )
+        from nn.ops.elementwise import div as div
+        from nn.ops.movement import (
+            chunk,
+            clone,
+            contiguous,
+            flatten,
+            flip,
+            narrow,
+            pad,
+            repeat,
+            split,
+            squeeze,
+            transpose,
+            tril,
+            triu,
+            unflatten,
+            unsqueeze,
+        )
+        from nn.ops.reduce import all, amax, amin, any, argmax, argmin, logsumexp, max, mean, min, prod, std, sum, var
+
+
+Operand = Tensor | bool | int | float
+
+
+def apply(op: Op, *tensors: Tensor) -> Any:
+    """Add an operation to the graph: a Tensor, or a tuple of them where `op.infer` gives several specs.
+
+    Operands that `op.mutates` names have to be in memory of their own (they are computed now if they are lazy): after
+    this call those Tensors stand for the written state, and whoever still holds a lazy reader of the old state gets an
+    error when it runs after the write.
+    """
+    if not tensors:
+        raise TypeError(f"{ir.name_of(op)}: apply needs at least one tensor; sources come from nn.ops.create")
+    device = tensors[0]._device
+    for tensor in tensors:
+        if tensor._device is not device:
+            raise TypeError(f"{ir.name_of(op)}: operands live on two devices; move one with .to(device)")
+    for position in op.mutates:
+        own_memory(op, tensors[position])
+    inputs = tuple(tensor.node for tensor in tensors)
+    specs = op.infer(*(node.spec for node in inputs))
+    if isinstance(specs, Spec) and not op.mutates:
+        return Tensor(ir.Node(op, inputs, (specs,)), device)
+    several = () if specs is None else (specs,) if isinstance(specs, Spec) else tuple(specs)
+    node = ir.Node(op, inputs, several)
+    results = tuple(Tensor(node.item(i, spec), device) for i, spec in enumerate(several))
+    for i, position in enumerate(op.mutates):
+        tensors[position].node = node.item(len(several) + i, inputs[position].spec)
+        for trace in ir.traces(node):
+            trace.writes.append(tensors[position])
+    return results[0] if isinstance(specs, Spec) else results
+
+
+def realize(*tensors: Tensor) -> None:
+    """Compute several tensors in one recording."""
+    for device in {tensor._device for tensor in tensors}:
+        schedule.realize(device, [tensor.node for tensor in tensors if tensor._device is device])
+
+
+def own_memory(op: Op, tensor: Tensor) -> None:
+    """Make sure that an operand which is about to be written has memory that nothing else is made of."""
+    node = tensor.node
+    if node.value is not None or isinstance(node.op, ir.Item | ir.Placeholder):
+        return
+    if isinstance(node.op, ir.View):
+        raise ValueError(
+            f"{ir.name_of(op)}: writes into an operand that is a {ir.name_of(node.op)} of another tensor; pass that tensor, "
+            "or .clone() the view"
+        )
+    tensor.realize()
+
+
+def host_array(data: Any, dtype: str | None) -> tuple[np.ndarray, str]:
+    """`data` as it is stored, and its dtype. Raises TypeError or ValueError where values would be lost unasked."""
+    given = data if isinstance(data, np.ndarray | np.generic) else None
+    array = np.asarray(data)
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(f"Tensor: dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if dtype is None:
+        if given is None and array.dtype == np.float64:
+            dtype = "f32"
+        elif array.dtype == np.int64:
+            dtype = "i32"
+        elif array.dtype.name in NATURAL:
+            dtype = NATURAL[array.dtype.name]
+        else:
+            raise TypeError(
+                f"Tensor: {array.dtype} data has no dtype on the device; say what it becomes, e.g. dtype='f32'"
+            )
+    if dtype == "bf16":
+        return bf16_bits(array.astype(np.float32)), dtype
+    if dtype == "bool":
+        return (array != 0).astype(np.uint32), dtype
+    kind = np.dtype(DTYPES[dtype][1])
+    if kind.kind in "iu" and array.dtype.kind in "iu" and array.size:
+        low, high = np.iinfo(kind).min, np.iinfo(kind).max
+        if int(array.min()) < low or int(array.max()) > high:
+            raise ValueError(f"Tensor: values {array.min()}..{array.max()} do not fit {dtype} ({low}..{high})")
+    return np.ascontiguousarray(array.astype(kind, copy=False)).reshape(array.shape), dtype
+
+
+def bf16_bits(array: np.ndarray) -> np.ndarray:
+    """f32 -> the upper 16 bits, to nearest with ties to even; a NaN stays a NaN."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(array), ((bits >> 16) | 0x40).astype(np.uint16), rounded).reshape(array.shape)
+
+
+def axis_of(name: str, dim: int, ndim: int) -> int:
+    """`dim` counted from the front. Raises IndexError where there is no such axis."""
+    if not -max(ndim, 1) <= dim < max(ndim, 1):
+        raise IndexError(f"{name}: dim {dim} is out of range for {ndim} axes ({-ndim}..{ndim - 1})")
+    return dim % ndim if ndim else 0
+
+
+def sizes(args: Sequence[Any]) -> tuple[int, ...]:
+    """f(2, 3) and f((2, 3)) mean the same."""
+    if len(args) == 1 and not isinstance(args[0], int | np.integer):
+        args = args[0]
+    return tuple(int(n) for n in args)
+
+
+def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that all of them broadcast to. Raises ShapeError."""
+    rank = max(len(shape) for shape in shapes)
+    out = []
+    for axis in range(-rank, 0):
+        lengths = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
+        if len(lengths) > 1:
+            raise ShapeError(
+                f"{name}: shapes {' and '.join(str(list(s)) for s in shapes)} do not broadcast: axis {axis} has lengths "
+                f"{sorted(lengths)}; lengths must be equal or 1"
+            )
+        out.append(lengths.pop() if lengths else 1)
+    return tuple(out)
+
+
+from nn.ops import elementwise, movement, reduce  # noqa: E402  (they are written with Tensor and apply)
+
+for module in (elementwise, reduce, movement):  # functions of a first argument x are methods too
+    for name in module.__all__:
+        function = getattr(module, name)
+        if function.__code__.co_varnames[:1] == ("x",) and name not in Tensor.__dict__:
+            setattr(Tensor, name, function)
+del module, name, function
+
+__all__ = ["Tensor", "apply", "realize"]
