@@ -59,9 +59,10 @@ def random_raw(rng: np.random.Generator, format: str, rows: int, cols: int, *, e
 def cases() -> list[Case]:
     found = []
     for format, fmt in FORMATS.items():
-        # One block; rows whose count is no multiple of anything, cut into windows; extreme scales.
+        # One block; rows whose count is no multiple of anything, cut into windows; extreme scales (dense: no padding).
         wide = 45 if fmt.dense else fmt.block * 3
-        for rows, cols, extreme, pieces in ((1, fmt.block, False, 1), (37, wide, False, 3), (29, wide, True, 1)):
+        even = 64 if fmt.dense else wide
+        for rows, cols, extreme, pieces in ((1, fmt.block, False, 1), (37, wide, False, 3), (29, even, True, 1)):
             variant = f"{format}{' extreme' if extreme else ''}{f' {pieces} windows' if pieces > 1 else ''}"
             found.append(
                 Case(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from nn.ops.base import Array, Op, ShapeError, Spec
 from nn.quant.formats import FORMATS
 from nn.quant.weight import Weight
+from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
     from gpu import Recorder
-    from nn.tensor import Tensor
 
 _LANES = 64  # invocations a workgroup, each of which writes 4 numbers
 
@@ -27,8 +27,6 @@ def embedding(ids: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
         scale: factor on every value; Gemma's is sqrt(K).
     Raises: ShapeError for a table that is not a matrix or ids that are not integers.
     """
-    from nn.tensor import apply
-
     return apply(Embedding(float(scale)), ids, table)
 
 
