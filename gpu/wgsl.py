@@ -33,7 +33,7 @@ _BINDING = re.compile(
 )
 _STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^}]*)\}")
 _FUNCTION = re.compile(r"((?:@\w+(?:\([^)]*\))?\s*)*)fn\s+(\w+)\s*\(")
-_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # identifiers, but not members: wg.x is no use of x
 _SCALARS = {"u32": "I", "i32": "i", "f32": "f"}
 
 

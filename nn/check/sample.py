@@ -72,10 +72,11 @@ def run_sampler(
         out = device.upload(np.full(4, 0xDEADBEEF, np.uint32))
         operands = [Array(device.upload(logits.astype(np.float32)), (1, vocab)), Array(settings, (8,), "u32")]
         operands += [Array(step, (4,), "u32"), Array(state, (vocab,), "u32")]
+        operands.append(Array(out, (4,), "u32"))
         if bias is not None:
             operands.append(Array(device.upload(bias.astype(np.float32)), (vocab,)))
         recorder = device.recorder()
-        SampleToken().lower(recorder, *operands, Array(out, (4,), "u32"))
+        SampleToken().lower(recorder, *operands)
         recorder.submit()
         results.append(device.read(out, np.uint32, 4))
         after = device.read(state, np.uint32, vocab)

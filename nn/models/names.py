@@ -77,7 +77,7 @@ HF_GPT2_NAMES = {
 GPT2_GGUF_NAMES = GGUF_NAMES | dict.fromkeys(("q", "k", "v"), "attn_qkv.weight")
 MATRICES = frozenset(("q", "k", "v", "o", "gate", "up", "down"))
 # In a file, but not a parameter: read by the config, or masks and tables that older exporters stored.
-GGUF_IGNORED = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd")
+GGUF_IGNORED = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")
 HF_IGNORED = re.compile(
     r".*rotary_emb\.inv_freq|(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)|(model\.)?(vision_tower|multi_modal_projector)\..*"
 )

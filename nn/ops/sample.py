@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.ops.base import Array, Op, ShapeError, Spec
-from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
     from gpu import Recorder
     from nn.generate.options import SamplingOptions
+    from nn.tensor import Tensor
 
 SHADER = "sample/sample.wgsl"
 WG = 256
@@ -41,23 +41,27 @@ def settings_bytes(options: SamplingOptions) -> bytes:
 
 @dataclass(frozen=True)
 class SampleToken(Op):
-    """logits (1, V) f32, settings (8,), step (4,), seen (V,) u32 [, bias (V,) f32] -> (4,) u32: see `sample_token`."""
+    """Operands: logits, settings, step, seen, chosen and, optionally, bias; no results. See `sample_token`."""
 
-    mutates = (3,)
+    mutates = (3, 4)
 
-    def infer(self, logits: Spec, settings: Spec, step: Spec, seen: Spec, bias: Spec | None = None) -> Spec:
+    def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
+        logits, settings, step, seen, chosen, *bias = inputs
         vocab = logits.shape[-1]
-        if logits.size != vocab or seen.shape != (vocab,) or (bias is not None and bias.shape != (vocab,)):
+        if logits.size != vocab or any(spec.shape != (vocab,) for spec in (seen, *bias)):
             raise ShapeError(
-                f"sample_token: logits {logits.shape}, seen {seen.shape}, bias {bias and bias.shape}; expected "
-                "logits of one row (1, V) and the others (V,)"
+                f"sample_token: logits {logits.shape}, the others {[spec.shape for spec in (seen, *bias)]}; "
+                "expected logits of one row (1, V), seen and bias (V,)"
             )
-        if settings.shape != (8,) or step.shape != (4,):
-            raise ShapeError(f"sample_token: settings {settings.shape} and step {step.shape}; expected (8,) and (4,)")
-        return Spec((4,), "u32")
+        if [settings.shape, step.shape, chosen.shape] != [(8,), (4,), (4,)]:
+            raise ShapeError(
+                f"sample_token: settings {settings.shape}, step {step.shape}, chosen {chosen.shape}; "
+                "expected (8,), (4,), (4,)"
+            )
+        return ()
 
-    def lower(self, record: Recorder, logits: Array, settings: Array, step: Array, seen: Array, *rest: Array) -> None:
-        *bias, result = rest
+    def lower(self, record: Recorder, *arrays: Array) -> None:
+        logits, settings, step, seen, chosen, *bias = arrays
         vocab, device = logits.cols, record.device
         work, kept = record.temp(4 * vocab), record.temp(8 * vocab)
         entry, extra = ("adjust_biased", {"bias": bias[0].buffer}) if bias else ("adjust", {})
@@ -78,14 +82,16 @@ class SampleToken(Op):
             adjusted=work,
             kept=kept,
             step=step.buffer,
-            result=result.buffer,
+            result=chosen.buffer,
             vocab=vocab,
             **state,
         )
 
 
-def sample_token(logits: Tensor, settings: Tensor, step: Tensor, seen: Tensor, *, bias: Tensor | None = None) -> Tensor:
-    """Choose one token from a row of logits.
+def sample_token(
+    logits: Tensor, settings: Tensor, step: Tensor, seen: Tensor, chosen: Tensor, *, bias: Tensor | None = None
+) -> None:
+    """Choose one token from a row of logits; `chosen` and `seen` are written in place.
 
     Args:
         logits: (1, V) f32.
@@ -93,13 +99,14 @@ def sample_token(logits: Tensor, settings: Tensor, step: Tensor, seen: Tensor, *
         step: (4,) u32: position, tokens, seed, draw; the same seed and draw give the same token.
         seen: (V,) u32, bit 31 set for tokens of the prompt, below it how often the answer holds the token; the chosen
             token is counted.
+        chosen: (4,) u32: becomes the token, a flag (0, or a key of FLAGS), the bits of the f32 log-probability under
+            the unadjusted logits (0 unless asked for), and the number of tokens that were kept.
         bias: (V,) f32 added to the logits after the penalties.
-    Returns: (4,) u32: token, flag (0, or a key of FLAGS), bits of the f32 log-probability under the raw logits (0
-        unless asked for), number of tokens that were kept.
     Sources: arXiv:1909.05858 (repetition penalty), arXiv:1904.09751 (top-p), Salmon et al. 2011 (Philox).
     """
-    operands = (logits, settings, step, seen) if bias is None else (logits, settings, step, seen, bias)
-    return apply(SampleToken(), *operands)
+    from nn.tensor import apply
+
+    apply(SampleToken(), logits, settings, step, seen, chosen, *(() if bias is None else (bias,)))
 
 
 __all__ = ["sample_token", "settings_bytes"]

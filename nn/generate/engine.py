@@ -1,0 +1,289 @@
+"""One conversation on one device: prompts in chunks, one token a step, the next step on its way before a token is read.
+
+A step is a recorded Plan: embedding, layers, head, sampler; the chosen token stays on the device as the next step's
+input. Per step the host writes 16 bytes (struct Step), submits, and reads 16 bytes back a step later, so the device
+never waits for Python. Plans are recorded once for each chunk length; later steps compile and allocate nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nn.generate.options import SamplingOptions
+from nn.graph.schedule import compile_program
+from nn.ops.base import Array
+from nn.ops.cache import last_row
+from nn.ops.sample import FLAGS, IN_PROMPT, sample_token, settings_bytes
+from nn.tensor import Tensor
+
+if TYPE_CHECKING:
+    from gpu import Pending, Plan
+    from nn.models.decoder import Decoder
+
+CHUNKS_GPU = (8, 64, 256)  # rows of a prompt chunk, smallest that holds what is left
+CHUNKS_CPU = (8, 32)
+
+
+class GenerationError(RuntimeError):
+    """The model cannot go on: its numbers are broken, or nothing may be chosen."""
+
+
+class ContextFull(ValueError):
+    """The prompt does not fit the context; the message says by how much and what to do."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One chosen token. logprob: natural log, under the unadjusted logits, or None if not asked for."""
+
+    id: int
+    logprob: float | None
+
+
+@dataclass
+class Timings:
+    """Of one answer. Seconds by the host's clock; tokens that came out of the cache are not counted as prompt."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_seconds: float = 0.0
+    answer_tokens: int = 0
+    answer_seconds: float = 0.0  # from the first token to the last
+
+    @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens a second, first token included in the time."""
+        return self.prompt_tokens / self.prompt_seconds if self.prompt_seconds > 0 else 0.0
+
+    @property
+    def answer_rate(self) -> float:
+        """Answer tokens a second after the first."""
+        return (self.answer_tokens - 1) / self.answer_seconds if self.answer_seconds > 0 else 0.0
+
+
+class Engine:
+    """Generates from a Decoder. Remembers what its cache holds, so that a prompt that goes on from it is not redone."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, self.device = model, model.device
+        vocab = model.config.vocab
+        self._settings = self._state(settings_bytes(SamplingOptions()), (8,), "u32")
+        self._seen = self._state(np.zeros(vocab, np.uint32), (vocab,), "u32")
+        self._bias = self._state(np.zeros(vocab, np.float32), (vocab,), "f32")
+        self._chosen = self._state(np.zeros(4, np.uint32), (4,), "u32")
+        self._inputs: dict[int, Array] = {}
+        self._plans: dict[tuple[str, int, bool], tuple[Plan, Array]] = {}
+        self._cached: list[int] = []
+        self._busy = False
+        self.device.memory.reserve_staging(16, 2)
+
+    def _state(self, data: np.ndarray | bytes, shape: tuple[int, ...], dtype: str) -> Array:
+        return Array(self.device.upload(data), shape, dtype)
+
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """Ids whose keys and values are in the cache."""
+        return tuple(self._cached)
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self._cached = []
+
+    def warm_up(self) -> None:
+        """Compile and record what a short prompt and its answer need."""
+        self._plan("head", self._chunk(1), False)
+        self._plan("decode", 1, False)
+
+    def generate(
+        self, ids: Sequence[int], options: SamplingOptions, timings: Timings | None = None
+    ) -> Iterator[Sampled]:
+        """Tokens that follow the prompt `ids`, one by one, until max_tokens or until the context is full.
+
+        The caller decides about stop tokens by closing the iterator. Tokens of the prompt that the cache already holds
+        (from the start on) are not computed again.
+        Raises: ContextFull before anything is computed; ValueError for ids outside the vocabulary; GenerationError.
+        """
+        if self._busy:
+            raise GenerationError("generate: an answer is still under way; finish or close it before the next one")
+        timings = Timings() if timings is None else timings
+        self._check_prompt(ids)
+        self._prepare(ids, options)
+        seed = secrets.randbits(32) if options.seed is None else options.seed
+        biased = bool(options.logit_bias)
+        room = self.model.context - len(ids) + 1  # the last token needs no place in the cache
+        limit = room if options.max_tokens is None else min(room, options.max_tokens)
+        ahead = 1 if self.device.caps.kind == "gpu" else 0  # on a software driver a wasted step is dear
+        answer: list[int] = []
+        pending: deque[Pending] = deque()
+        submitted = 0  # tokens asked for; step i >= 1 puts token i - 1 into the cache and chooses token i
+        self._busy = True
+        try:
+            start = first = time.perf_counter()
+            size, rows = self._prefill(ids, timings)
+            while len(answer) < limit:
+                while submitted < min(limit, len(answer) + 1 + ahead):
+                    kind, length = ("head", size) if submitted == 0 else ("decode", 1)
+                    plan, _ = self._plan(kind, length, biased)
+                    position = len(ids) + submitted - 1
+                    state = struct.pack("<4I", position, rows if submitted == 0 else 1, seed, submitted)
+                    pending.append(self._replay(plan, state))
+                    submitted += 1
+                token = self._token(pending.popleft(), options)
+                now = time.perf_counter()
+                if not answer:
+                    timings.prompt_seconds, first = now - start, now
+                answer.append(token.id)
+                timings.answer_tokens, timings.answer_seconds = len(answer), now - first
+                yield token
+        finally:
+            self._busy = False
+            self._cached += answer[: max(submitted - 1, 0)]
+            for late in pending:
+                late.result()
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits of every position, (T, V) f32; the cache then holds `ids`. For scoring and tests: V floats a token."""
+        self._check_prompt(ids)
+        self._cached = []
+        out = np.empty((len(ids), self.model.config.vocab), np.float32)
+        at = 0
+        while at < len(ids):
+            size = self._chunk(len(ids) - at)
+            count = min(size, len(ids) - at)
+            plan, _ = self._plan("chunk", size, False)
+            self._write_chunk(size, ids[at : at + count])
+            plan.replay(write=(self.model.step.buffer, struct.pack("<4I", at, count, 0, 0)))
+            scores, result = self._plan("logits", size, False)
+            scores.replay()
+            out[at : at + count] = self.device.read(result.buffer, np.float32, result.shape)[:count]
+            at += count
+        self._cached = list(ids)
+        return out
+
+    # Steps -------------------------------------------------------------------------------------------------------
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        vocab, context = self.model.config.vocab, self.model.context
+        if not ids:
+            raise ValueError(
+                "generate: the prompt is empty; it needs at least one token, such as the beginning-of-text token"
+            )
+        bad = next((i for i in ids if not 0 <= i < vocab), None)
+        if bad is not None:
+            raise ValueError(f"generate: token id {bad} is outside the vocabulary of {vocab:,}")
+        if len(ids) > context:
+            raise ContextFull(
+                f"the prompt has {len(ids):,} tokens, the context holds {context:,}; shorten it, start afresh, or "
+                f"open the model with a context of {len(ids) + 256:,} or more (at most {self.model.config.context_max:,})"
+            )
+
+    def _prepare(self, ids: Sequence[int], options: SamplingOptions) -> None:
+        """Put the request's settings and the prompt's tokens where the sampler sees them."""
+        vocab = self.model.config.vocab
+        seen = np.zeros(vocab, np.uint32)
+        seen[np.asarray(ids, np.int64)] = IN_PROMPT
+        self._seen.buffer.write(seen)
+        self._settings.buffer.write(settings_bytes(options))
+        if options.logit_bias:
+            bias = np.zeros(vocab, np.float32)
+            for token, value in options.logit_bias.items():
+                if token >= vocab:
+                    raise ValueError(f"logit_bias: token id {token} is outside the vocabulary of {vocab:,}")
+                bias[token] = value
+            self._bias.buffer.write(bias)
+
+    def _prefill(self, ids: Sequence[int], timings: Timings) -> tuple[int, int]:
+        """Run the prompt, all but what the cache holds. Returns the last chunk's size and how many rows of it count."""
+        same = 0
+        for held, wanted in zip(
+            self._cached, ids[:-1], strict=False
+        ):  # the last token is always run: its logits are needed
+            if held != wanted:
+                break
+            same += 1
+        del self._cached[same:]
+        timings.cached_tokens, timings.prompt_tokens = same, len(ids) - same
+        at, size, count = same, 0, 0
+        while at < len(ids):
+            size = self._chunk(len(ids) - at)
+            count = min(size, len(ids) - at)
+            plan, _ = self._plan("chunk", size, False)
+            self._write_chunk(size, ids[at : at + count])
+            plan.replay(write=(self.model.step.buffer, struct.pack("<4I", at, count, 0, 0)))
+            self._cached += ids[at : at + count]
+            at += count
+        return size, count
+
+    def _replay(self, plan: Plan, step: bytes) -> Pending:
+        pending = plan.replay(write=(self.model.step.buffer, step), read=(self._chosen.buffer, 16))
+        assert pending is not None
+        return pending
+
+    def _token(self, pending: Pending, options: SamplingOptions) -> Sampled:
+        token, flag, bits, _ = struct.unpack("<4I", pending.result())
+        if flag:
+            raise GenerationError(
+                f"the model cannot choose a next token: {FLAGS[flag]}. "
+                "Check the model file (anygpu check tests the device)."
+            )
+        logprob = struct.unpack("<f", struct.pack("<I", bits))[0]
+        return Sampled(token, logprob if options.logprobs else None)
+
+    # Plans -------------------------------------------------------------------------------------------------------
+
+    def _chunk(self, tokens: int) -> int:
+        sizes = CHUNKS_CPU if self.device.caps.kind == "cpu" else CHUNKS_GPU
+        return next((size for size in sizes if size >= tokens), sizes[-1])
+
+    def _write_chunk(self, size: int, ids: Sequence[int]) -> None:
+        padded = np.zeros(size, np.uint32)
+        padded[: len(ids)] = ids
+        self._ids(size).buffer.write(padded)
+
+    def _ids(self, size: int) -> Array:
+        if size not in self._inputs:
+            self._inputs[size] = self._state(np.zeros(size, np.uint32), (size,), "u32")
+        return self._inputs[size]
+
+    def _plan(self, kind: str, size: int, biased: bool) -> tuple[Plan, Array]:
+        """The recorded plan of a step, and where its result lies.
+
+        "chunk": ids of this size -> hidden. "head": the last row of that hidden -> a token. "decode": the token before
+        -> a token. "logits": hidden of a chunk -> logits of all its rows.
+        """
+        key = (kind, size, biased)
+        if key not in self._plans:
+            self._plans[key] = self._record(kind, size, biased)
+        return self._plans[key]
+
+    def _record(self, kind: str, size: int, biased: bool) -> tuple[Plan, Array]:
+        model = self.model
+        if kind == "chunk":
+            result = model.hidden(Tensor(self._ids(size)))
+        elif kind == "decode":
+            previous = Array(self._chosen.buffer, (1,), "u32")
+            result = self._sampled(model.logits(model.hidden(Tensor(previous))), biased)
+        else:
+            hidden = Tensor(self._plan("chunk", size, False)[1])
+            if kind == "logits":
+                result = model.logits(hidden)
+            else:
+                result = self._sampled(model.logits(last_row(hidden, Tensor(model.step))), biased)
+        record = self.device.recorder()
+        (array,) = compile_program(self.device, [result.node]).record(record)
+        assert isinstance(array, Array)
+        return record.plan(), array
+
+    def _sampled(self, logits: Tensor, biased: bool) -> Tensor:
+        chosen = Tensor(self._chosen)
+        state = (Tensor(self._settings), Tensor(self.model.step), Tensor(self._seen))
+        sample_token(logits, *state, chosen, bias=Tensor(self._bias) if biased else None)
+        return chosen

@@ -1,0 +1,199 @@
+"""LLM: a language model by name or path, ready to chat or complete. The whole of the high-level API.
+
+from nn import LLM
+llm = LLM("smollm2")
+print(llm.chat("Why is the sky blue?"))
+for piece in llm.chat("And at night?", stream=True):
+    print(piece, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from gpu import Device
+from nn.generate.engine import Engine, Timings
+from nn.generate.options import SamplingOptions
+from nn.generate.stops import StopText
+from nn.io import registry
+from nn.models.load import ModelFile, load_model
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer as it comes: the new text (may be empty), its token, and the token's log-probability."""
+
+    text: str
+    id: int
+    logprob: float | None = None
+
+
+@dataclass
+class Answer:
+    """A whole answer. finish_reason: "stop" (end of turn or a stop string) or "length" (max_tokens or context)."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    finish_reason: str = "length"
+    timings: Timings = field(default_factory=Timings)
+
+
+class LLM:
+    """A language model on a device.
+
+    Args:
+        model: a name ("smollm2", "qwen2.5-coder", "gemma3"), fetched on first use; "hf:ORG/NAME"; the path of a .gguf
+            file; or of a folder with config.json, *.safetensors and tokenizer.json.
+        device: an open Device; None opens the default one.
+        context: tokens of prompt and answer together; None takes 4096, or the model's own limit if that is less.
+        kv_dtype: "f16" or "f32" storage of keys and values; None takes f16 on GPUs that have it.
+        gpu_memory: what the model may take: bytes, "6G", or a fraction; None takes a rule a device (nn.models.load).
+        progress: called as progress(what, done, total) with bytes, while fetching ("fetch") and loading ("load").
+    Raises: ModelError, FormatError, ConfigError, TokenizerError, DoesNotFit, GpuError.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "smollm2",
+        *,
+        device: Device | None = None,
+        context: int | None = None,
+        kv_dtype: str | None = None,
+        gpu_memory: str | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        from nn.io.chat_template import ChatTemplate
+        from nn.io.tokenizer import Tokenizer
+
+        self.path = locate(model, progress)
+        file = ModelFile(self.path)
+        try:
+            self.config = file.config
+            folder = self.path if self.path.is_dir() else self.path.parent
+            self.tokenizer = (
+                Tokenizer.from_files(folder) if file.metadata is None else Tokenizer.from_gguf(file.metadata)
+            )
+            self.template = ChatTemplate.of(self.tokenizer) if self.tokenizer.chat_template else None
+            self.device = device or Device.open()
+            report = None if progress is None else (lambda done, total: progress("load", done, total))
+            decoder = load_model(
+                file, self.device, context=context, kv_dtype=kv_dtype, gpu_memory=gpu_memory, progress=report
+            )
+        finally:
+            file.close()
+        self.engine = Engine(decoder)
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.engine.model.context
+
+    @overload
+    def chat(
+        self, prompt: str | Sequence[Message], *, system: str | None = ..., stream: Literal[False] = ..., **options: Any
+    ) -> str: ...
+    @overload
+    def chat(
+        self, prompt: str | Sequence[Message], *, system: str | None = ..., stream: Literal[True], **options: Any
+    ) -> Iterator[str]: ...
+    def chat(
+        self, prompt: str | Sequence[Message], *, system: str | None = None, stream: bool = False, **options: Any
+    ) -> str | Iterator[str]:
+        """Answer a prompt, or the last of several messages ({"role": ..., "content": ...}).
+
+        Args:
+            system: what the model is told about its task, put before the messages.
+            stream: give the answer piece by piece.
+            options: fields of SamplingOptions, such as temperature=0.
+        Raises: ValueError for a model without a chat template (use `complete`), ContextFull.
+        """
+        ids = self.chat_ids(messages_of(prompt, system))
+        return self._answer(ids, stream, options)
+
+    @overload
+    def complete(self, text: str, *, stream: Literal[False] = ..., **options: Any) -> str: ...
+    @overload
+    def complete(self, text: str, *, stream: Literal[True], **options: Any) -> Iterator[str]: ...
+    def complete(self, text: str, *, stream: bool = False, **options: Any) -> str | Iterator[str]:
+        """Go on from a text, without a chat template. Arguments as for `chat`."""
+        return self._answer(self.text_ids(text), stream, options)
+
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the model's answer begins. Raises ValueError without a template."""
+        from nn.io.chat_template import encode_chat
+
+        if self.template is None:
+            raise ValueError(
+                f"{self.path.name} has no chat template: it is a base model, which completes text. Use complete(), or "
+                "--raw on the command line"
+            )
+        return encode_chat(self.tokenizer, self.template, messages)
+
+    def text_ids(self, text: str) -> list[int]:
+        """Token ids of a text to go on from; an empty one is the beginning-of-text token."""
+        ids = self.tokenizer.encode(text)
+        if not ids:
+            start = self.tokenizer.bos if self.tokenizer.bos is not None else self.tokenizer.eos
+            ids = [0 if start is None else start]
+        return ids
+
+    def generate(self, ids: Sequence[int], options: SamplingOptions, answer: Answer | None = None) -> Iterator[Piece]:
+        """Tokens after `ids` as pieces of text, up to the end of the turn, a stop string, or a limit.
+
+        `answer`, if given, is filled on the way: it is complete when the iterator ends, and true for what came so far
+        when it is closed early. Text is held back while it may be the start of a stop string or of a character.
+        """
+        answer = Answer() if answer is None else answer
+        answer.logprobs = [] if options.logprobs else None
+        words, stop = self.tokenizer.stream(), StopText(options.stop)
+        answer.finish_reason = "length"
+        for token in self.engine.generate(ids, options, answer.timings):
+            answer.ids.append(token.id)
+            if answer.logprobs is not None and token.logprob is not None:
+                answer.logprobs.append(token.logprob)
+            if token.id in self.tokenizer.stop_ids:
+                answer.finish_reason = "stop"
+                yield self._piece(answer, stop.push(words.flush()) + stop.flush(), token.id, token.logprob)
+                return
+            text = stop.push(words.push(token.id))
+            if stop.found:
+                answer.finish_reason = "stop"
+                yield self._piece(answer, text, token.id, token.logprob)
+                return
+            yield self._piece(answer, text, token.id, token.logprob)
+        if answer.ids:
+            rest = stop.push(words.flush())
+            yield self._piece(answer, rest if stop.found else rest + stop.flush(), answer.ids[-1], None)
+
+    def _piece(self, answer: Answer, text: str, id: int, logprob: float | None) -> Piece:
+        answer.text += text
+        return Piece(text, id, logprob)
+
+    def _answer(self, ids: Sequence[int], stream: bool, options: Mapping[str, Any]) -> str | Iterator[str]:
+        chosen = replace(SamplingOptions(), **options)
+        pieces = (piece.text for piece in self.generate(ids, chosen))
+        return (text for text in pieces if text) if stream else "".join(pieces)
+
+
+def messages_of(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
+    """The messages of a prompt: one of the user's, or those given, behind the system's."""
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
+
+
+def locate(model: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> Path:
+    """Where a model lies: a path as it is, a known name after fetching it if need be. Raises ModelError."""
+    path = Path(model)
+    if not isinstance(model, str) or path.suffix in (".gguf", ".safetensors", ".json") or path.exists():
+        if not path.exists():
+            raise registry.ModelError(f"{path}: no such file or folder")
+        return path
+    report = None if progress is None else (lambda done, total: progress("fetch", done, total))
+    return registry.fetch(model, report)

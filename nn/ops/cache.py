@@ -1,0 +1,114 @@
+"""Small steps around a KV cache whose fill is known on the device only (struct Step: position, tokens, seed, draw)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nn.ops.base import Array, Op, ShapeError, Spec
+
+if TYPE_CHECKING:
+    from gpu import Recorder
+    from nn.tensor import Tensor
+
+SHADER = "cache/cache.wgsl"
+STEP = Spec((4,), "u32")
+_SIZES = dict.fromkeys(("rows", "cols", "q_cols", "kv_cols", "context", "last"), 0)
+
+
+def step_positions(step: Tensor, *, rows: int, limit: int) -> Tensor:
+    """Positions of the rows of a chunk: (rows,) u32, step.position + t, at most limit - 1. step: (4,) u32."""
+    from nn.tensor import apply
+
+    return apply(StepPositions(rows, limit), step)
+
+
+def last_row(x: Tensor, step: Tensor) -> Tensor:
+    """Row step.tokens - 1 of x: (T, C) f32 -> (1, C) f32, the only one whose logits a prompt needs. step: (4,) u32."""
+    from nn.tensor import apply
+
+    return apply(LastRow(), x, step)
+
+
+def store_qkv(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, step: Tensor) -> Tensor:
+    """Split rows of q, k, v: k and v go to the cache, q comes back. For models without rotary positions.
+
+    Args:
+        qkv: (T, H * D + 2 * Hkv * D) f32. k_cache, v_cache: (context, Hkv, D) f32 or f16; row t goes to index
+            step.position + t, for t < step.tokens.
+        step: (4,) u32.
+    Returns: (T, H * D) f32.
+    Raises: ShapeError.
+    """
+    from nn.tensor import apply
+
+    return apply(StoreQKV(), qkv, k_cache, v_cache, step)
+
+
+def _check_step(name: str, step: Spec) -> None:
+    if step != STEP:
+        raise ShapeError(f"{name}: step is {step.dtype} {step.shape}; expected u32 (4,): position, tokens, seed, draw")
+
+
+@dataclass(frozen=True)
+class StepPositions(Op):
+    rows: int
+    limit: int
+
+    def infer(self, *inputs: Spec) -> Spec:
+        _check_step("step_positions", inputs[0])
+        return Spec((self.rows,), "u32")
+
+    def lower(self, record: Recorder, *arrays: Array) -> None:
+        step, out = arrays
+        kernel = record.device.kernel(SHADER, "positions")
+        sizes = _SIZES | {"rows": self.rows, "last": self.limit - 1}
+        record(kernel, -(-self.rows // 64), step=step.buffer, ids=out.buffer, **sizes)
+
+
+@dataclass(frozen=True)
+class LastRow(Op):
+    def infer(self, *inputs: Spec) -> Spec:
+        x, step = inputs
+        _check_step("last_row", step)
+        if len(x.shape) != 2 or x.dtype != "f32" or 0 in x.shape:
+            raise ShapeError(f"last_row: x is {x.dtype} {x.shape}; expected f32 (T, C)")
+        return Spec((1, x.shape[1]), "f32")
+
+    def lower(self, record: Recorder, *arrays: Array) -> None:
+        x, step, out = arrays
+        kernel = record.device.kernel(SHADER, "last_row")
+        sizes = _SIZES | {"rows": x.rows, "cols": x.cols}
+        record(kernel, -(-x.cols // 64), x=x.buffer, step=step.buffer, out=out.buffer, **sizes)
+
+
+@dataclass(frozen=True)
+class StoreQKV(Op):
+    mutates = (1, 2)
+
+    def infer(self, *inputs: Spec) -> Spec:
+        qkv, k_cache, v_cache, step = inputs
+        _check_step("store_qkv", step)
+        kv = math.prod(k_cache.shape[1:])
+        if k_cache != v_cache or len(k_cache.shape) != 3 or k_cache.dtype not in ("f32", "f16"):
+            raise ShapeError(
+                f"store_qkv: k_cache is {k_cache.dtype} {k_cache.shape}, v_cache {v_cache.dtype} {v_cache.shape}; "
+                "expected two alike (context, kv_heads, head_dim), f32 or f16"
+            )
+        if len(qkv.shape) != 2 or qkv.dtype != "f32" or qkv.shape[1] <= 2 * kv:
+            raise ShapeError(f"store_qkv: qkv is {qkv.dtype} {qkv.shape}; expected f32 (T, H * D + {2 * kv})")
+        return Spec((qkv.shape[0], qkv.shape[1] - 2 * kv), "f32")
+
+    def lower(self, record: Recorder, *arrays: Array) -> None:
+        qkv, k_cache, v_cache, step, out = arrays
+        kernel = record.device.kernel(SHADER, "store_qkv", types={"KV": k_cache.dtype})
+        sizes = {"rows": qkv.rows, "cols": qkv.cols, "q_cols": out.cols, "kv_cols": k_cache.size // k_cache.shape[0]}
+        buffers = {"k_cache": k_cache.buffer, "v_cache": v_cache.buffer, "step": step.buffer}
+        grid = -(-qkv.size // 64)
+        record(
+            kernel, grid, x=qkv.buffer, out=out.buffer, **buffers, **(_SIZES | sizes | {"context": k_cache.shape[0]})
+        )
+
+
+__all__ = ["last_row", "step_positions", "store_qkv"]
