@@ -147,6 +147,7 @@ def test_views_and_read_metadata_outlive_the_file(tmp_path):
     )
     model = GGUF.open(path)
     view, numbers = model.raw("a"), model.metadata["n"]
+    assert numbers.flags.aligned and numbers.flags.writeable  # a copy: it does not hold the file
     model.close()
     model.close()
     assert view.sum() == 9 and list(numbers) == [1, 2] and list(model.metadata["n"]) == [1, 2]

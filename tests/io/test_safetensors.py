@@ -138,7 +138,7 @@ def sharded(folder, *, weight_map=None):
         {"w": np.float32([1.0]), "a": np.float32([5.0])}, folder / one, metadata={"format": "pt"}
     )
     safetensors.numpy.save_file({"w": np.float32([2.0])}, folder / two)
-    index = {"metadata": {"total_size": 12}, "weight_map": {"w": two, "a": one} if weight_map is None else weight_map}
+    index = {"metadata": {"total_size": 12}, "weight_map": {"a": one, "w": two} if weight_map is None else weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder / one, folder / two
 
@@ -147,7 +147,7 @@ def sharded(folder, *, weight_map=None):
 def test_the_index_decides_which_shard_a_tensor_is_from(tmp_path, named):
     first, second = sharded(tmp_path)
     with open_weights(tmp_path / named) as source:
-        assert source.names() == ["w", "a"]
+        assert source.names() == ["a", "w"]
         assert source.raw("w").tolist() == [2.0] and source.raw("a").tolist() == [5.0]
         assert source.file_bytes == first.stat().st_size + second.stat().st_size
         source.release("w")
