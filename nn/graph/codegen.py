@@ -102,12 +102,11 @@ def code_of(e: Apply, args: list[str]) -> str:
 def cast_code(x: str, source: str, target: str) -> str:
     have, want = REGISTER[source], REGISTER[target]
     if want == "bool":
-        zero = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}[have]
-        return f"({x} != {zero})"
+        return f"truth_f32({x})" if have == "f32" else f"({x} != {have}(0))" if have != "bool" else x
     if have == "f32" and want in ("i32", "u32"):
         return f"to_{want}({x})"
     if target == "f16" and source != "f16":
-        return f"f32(f16({x if have == 'f32' else f'f32({x})'}))"  # rounded here, as a stored f16 would be
+        return f"round_f16({x if have == 'f32' else f'f32({x})'})"  # rounded here, as a stored f16 would be
     return x if have == want else f"{want}({x})"
 
 
@@ -374,33 +373,24 @@ def fold_of(kind: str, register: str) -> Fold:
 
 
 def reduce_steps(caps: Capabilities, op: Reduce, expr: Expr, shape: tuple[int, ...], out: Value) -> list[FoldStep]:
-    """The dispatches that fold `expr`, an expression over `shape`, along op.axes into `out`."""
+    """The dispatches that fold `expr`, an expression over `shape` (bool for any and all), along op.axes into `out`."""
     kept = tuple(a for a in range(len(shape)) if a not in op.axes)
     rows, cols = math.prod(shape[a] for a in kept), math.prod(shape[a] for a in op.axes)
-    register = "f32" if REGISTER[expr.dtype] == "bool" else REGISTER[expr.dtype]
-    fold = fold_of(op.kind, register)
+    fold = fold_of(op.kind, REGISTER[expr.dtype])
     steps: list[FoldStep] = []
     source: Expr | Value = expr
-    axes = (kept, op.axes)
-    first = True
     while True:
-        grouped = group_pays(caps, source, shape, axes[1], rows, cols) if first else caps.kind == "gpu" and cols >= WG
+        if isinstance(source, Value):
+            grouped = caps.kind == "gpu" and cols >= WG
+        else:
+            grouped = group_pays(caps, source, shape, op.axes, rows, cols)
         parts = split(caps, rows, cols, grouped=grouped)
+        pair = (2,) if fold.acc == "vec2<u32>" else ()
+        target = out if parts == 1 else Value(Spec((rows, parts, *pair), "u32" if pair else fold.acc))
+        steps.append(FoldStep(caps, op, fold, source, shape, (kept, op.axes), target, cols, parts, grouped))
         if parts == 1:
-            steps.append(
-                FoldStep(caps, op, fold, source, shape, axes, out, cols_total(shape, op.axes), 1, grouped, first, True)
-            )
             return steps
-        pairs = 2 if fold.acc == "vec2<u32>" else 1
-        partial = Value(
-            Spec((rows, parts, pairs), "f32" if fold.acc == "f32" else "i32" if fold.acc == "i32" else "u32")
-        )
-        steps.append(FoldStep(caps, op, fold, source, shape, axes, partial, cols, parts, grouped, first, False))
-        source, cols, first = partial, parts, False
-
-
-def cols_total(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    return math.prod(shape[a] for a in axes)
+        source, cols = target, parts
 
 
 def group_pays(
@@ -430,15 +420,13 @@ class FoldStep:
     caps: Capabilities
     op: Reduce
     fold: Fold
-    source: Any  # the expression of the first pass, the partial results' Value of a later one
+    source: Expr | Value  # the expression of the first pass, the partial results of a later one
     shape: tuple[int, ...]
     axes: tuple[tuple[int, ...], tuple[int, ...]]
     out: Value
     cols: int
     parts: int
     grouped: bool
-    first: bool
-    last: bool
 
     def __post_init__(self) -> None:
         self.rows = math.prod(self.shape[a] for a in self.axes[0])
@@ -446,13 +434,13 @@ class FoldStep:
             raise LimitExceeded(
                 f"{self.op.kind}: {self.rows:,} x {self.cols:,} elements; indices are 32 bits, split the tensor"
             )
-        self.body = Body(self.source) if self.first else None
+        self.body = None if isinstance(self.source, Value) else Body(self.source)
         self.reads = tuple(dict.fromkeys(x.value for x in self.body.loads)) if self.body else (self.source,)
         self.writes = (self.out,)
 
     def record(self, record: Recorder, array_of: Callable[[Value], Any]) -> None:
         slots, declared, fields, names = self.value_slot()
-        acc, final = self.fold.acc, self.last
+        acc, final = self.fold.acc, self.parts == 1
         kind, dtype = self.op.kind, self.op.dtype
         out_type = STORED[dtype] if final else acc
         leave = "a * p.scale" if kind == "mean" else self.fold.leave
@@ -490,7 +478,8 @@ class FoldStep:
             parts=self.parts,
             cols=self.cols,
             chunk=-(-self.cols // self.parts),
-            scale=1.0, neutral=self.fold.neutral,
+            scale=1 / math.prod(self.shape[a] for a in self.axes[1]),
+            neutral=self.fold.neutral,
             **{name: array_of(value).buffer for name, value in names.items()},
             **{name: value for name, _, value in fields},
         )
@@ -501,7 +490,7 @@ class FoldStep:
         if self.body is None:
             declared = [f"@group(0) @binding(3) var<storage, read> b0: array<{acc}>;"]
             code = [f"fn value(row: u32, col: u32) -> {acc} {{ return b0[row * p.cols + col]; }}"]
-            return code, declared, [], {"b0": self.source}
+            return code, declared, [], {"b0": self.reads[0]}
         body = self.body
         kept, folded = self.axes
         sources = [*(load.at for load in body.loads), *(index.at for index in body.indices)]

@@ -43,7 +43,8 @@ class Node:
     def __init__(
         self, op: Op, inputs: tuple[Node, ...], specs: tuple[Spec, ...], value: Array | Weight | None = None
     ) -> None:
-        self.op, self.inputs, self.specs, self.value = op, inputs, specs, value
+        self.op, self.specs, self.value = op, specs, value
+        self.inputs: tuple[Node, ...] = inputs
         self.spec: Spec = specs[0] if specs else Spec((), "f32")
         self.stale: str | None = None
         self._items: list[weakref.ref[Node]] = []
@@ -60,7 +61,8 @@ class Node:
 
     def settle(self, value: Array | Weight) -> None:
         """The value is in memory now: keep it and let the nodes it came from go."""
-        self.value, self.op, self.inputs = value, LEAF, ()
+        self.value, self.op = value, LEAF
+        self.inputs = ()
 
     def __repr__(self) -> str:
         return f"Node({name_of(self.op)}, {self.spec.dtype}{list(self.spec.shape)})"

@@ -337,7 +337,7 @@ def softplus(x: Tensor, beta: float = 1.0) -> Tensor:
 # --- comparisons, logic and bits -------------------------------------------------------------------------------------
 
 EQ = Map("eq", "{0} == {1}", COMPUTE, "bool")
-NE = Map("ne", "{0} != {1}", COMPUTE, "bool")
+NE = Map("ne", "!({0} == {1})", COMPUTE, "bool")  # naga's != is false for NaN
 LT = Map("lt", "{0} < {1}", NUMBERS, "bool")
 LE = Map("le", "{0} <= {1}", NUMBERS, "bool")
 GT = Map("gt", "{0} > {1}", NUMBERS, "bool")

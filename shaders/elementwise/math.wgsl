@@ -86,7 +86,9 @@ fn sigmoid_f32(x: f32) -> f32 {
 }
 
 // log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)
-fn softplus_f32(x: f32) -> f32 { return max(x, 0.0) + log1p_f32(exp(-min(abs(x), 88.0))); }
+fn softplus_f32(x: f32) -> f32 {
+  return select(max(x, 0.0) + log1p_f32(exp(-min(abs(x), 88.0))), x, is_nan(x));
+}
 
 // erf: its series below 1, 1 - erfc above by a fit of e^(-x^2) times a polynomial of 1 / (1 + x/2)
 // (Press et al., Numerical Recipes, 2nd ed., section 6.2; relative error of erfc 1.2e-7).
@@ -187,6 +189,18 @@ fn to_u32(x: f32) -> u32 {
   let inside = u32(clamp(x, 0.0, 4294967040.0));
   return select(select(inside, 4294967295u, x >= 4294967296.0), 0u, is_nan(x));
 }
+
+// Rounded to the nearest f16 and back, ties to even. In integers: drivers drop the pair f32(f16(x)).
+fn round_f16(x: f32) -> f32 {
+  let bits = bitcast<u32>(x);
+  let normal = bitcast<f32>((bits + 0xfffu + ((bits >> 13u) & 1u)) & 0xffffe000u);
+  let r = select(normal, round(x * 16777216.0) * 5.9604645e-8, abs(x) < 6.1035156e-5);   // subnormals: steps of 2^-24
+  let all = select(r, bitcast<f32>((bits & 0x80000000u) | 0x7f800000u), abs(x) >= 65520.0);
+  return select(all, x, is_nan(x));
+}
+
+// Is x not zero? By bits, so that NaN counts as true.
+fn truth_f32(x: f32) -> bool { return (bitcast<u32>(x) << 1u) != 0u; }
 
 // A key that orders as the value does, with NaN on top and -0 equal to 0: for argmax.
 fn order_f32(x: f32) -> u32 {

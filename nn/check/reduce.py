@@ -1,0 +1,207 @@
+"""Checks of shaders/reduce/fold.wgsl: every kind, layouts of rows and columns, one and several passes, both entries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nn import functional as ops
+from nn.check.arrays import poisoned
+from nn.check.base import Case, Outcome
+from nn.graph import codegen
+from nn.graph.expr import Load, Value
+from nn.graph.ir import Reduce, Strided
+from nn.ops.base import DTYPES, Array, Spec
+from nn.tensor import Tensor
+
+if TYPE_CHECKING:
+    from gpu import Device
+
+# (rows, columns) to fold along columns: one; odd; around the workgroup's 64 and 256; two passes; many rows of a folded grid
+SHAPES = [(1, 1), (3, 5), (5, 64), (2, 257), (3, 4099), (1, 70_001), (70_001, 3)]
+STORE = {"f32": 0.0, "f16": 2.0**-10}
+NUMPY: dict[str, Callable[..., Any]] = {
+    "sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all,
+    "argmax": np.argmax, "argmin": np.argmin,
+}  # fmt: skip
+
+
+def cases() -> list[Case]:
+    """Kinds x (group, group with subgroups, serial), dtypes, layouts, and the values that others got wrong."""
+    found = []
+    for how in ("serial", "group", "subgroups"):
+        files = ("reduce/fold.wgsl", "elementwise/math.wgsl")
+        files += () if how == "serial" else (f"lib/reduce{'_subgroup' if how == 'subgroups' else ''}.wgsl",)
+        needs = frozenset({"subgroups"} if how == "subgroups" else ())
+        kinds = (
+            ("sum", "mean") if how == "subgroups" else ("sum", "mean", "prod", "max", "min", "any", "argmax", "argmin")
+        )
+        for kind in kinds:
+            found.append(Case(f"reduce/fold {kind}: {how}", partial(rows, kind=kind, how=how), files, needs))
+    files = ("reduce/fold.wgsl", "elementwise/math.wgsl")
+    found += [
+        Case("reduce/fold axes and views", axes, files),
+        Case("reduce/fold fused producers", fused, files),
+        Case("reduce/fold integers and bools", integers, files),
+        Case("reduce/fold ties, NaN, empty", special, files),
+        Case("reduce/fold f16", f16, files, frozenset({"f16"})),
+        Case("reduce/fold var, std, logsumexp", composed, files),
+    ]
+    return found
+
+
+def rows(device: Device, rng: np.random.Generator, *, kind: str, how: str) -> Iterator[Outcome]:
+    """One kind over rows in one chosen variant, whatever this device would choose; the output is poisoned before."""
+    caps = replace(device.caps, kind="cpu" if how == "serial" else "gpu", subgroups=how == "subgroups")
+    for shape in SHAPES:
+        wide = shape[1] > 1000
+        host = np.float32(1 + rng.uniform(-1, 1, shape) * (1e-3 if kind == "prod" and wide else 1))
+        if kind == "any":
+            host = np.float32(rng.random(shape) < 1.5 / shape[1])
+        if kind.startswith("arg"):
+            host = np.float32(np.round(host, 1))  # many ties
+        kind_in = "bool" if kind == "any" else "f32"
+        stored = host.astype(DTYPES[kind_in][1])
+        source = Value(Spec(shape, kind_in), array=Array(device.upload(stored), shape, kind_in))
+        dtype = "i32" if kind.startswith("arg") else "bool" if kind == "any" else "f32"
+        out = Value(Spec((shape[0], 1), dtype))
+        target = poisoned(device, (shape[0], 1), dtype)
+        op = Reduce(kind, (1,), dtype)
+        steps = codegen.reduce_steps(caps, op, Load(kind_in, source, Strided.dense(shape)), shape, out)
+        memory: dict[Value, Array] = {out: target, source: source.array}  # pyright: ignore[reportAssignmentType]
+        record = device.recorder()
+        for step in steps:
+            for value in step.writes:
+                memory.setdefault(value, poisoned(device, value.spec.shape, value.spec.dtype))
+            step.record(record, memory.__getitem__)
+        record.submit()
+        got = device.read(target.buffer, DTYPES[dtype][1], shape[:1])
+        want = NUMPY[kind](host.astype(np.float64), axis=1)
+        exact = kind in ("max", "min", "any") or kind.startswith("arg")
+        # A sum of n values in parts of at most 1024: each addition is wrong by 2^-24 of a partial sum at most.
+        error = 0.0 if exact else 1e-6 if not wide else 4e-5
+        yield Outcome(
+            got.astype(np.bool_) if kind == "any" else got, want, error, error, f"{kind} {shape}, {len(steps)} passes"
+        )
+
+
+def axes(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    a = np.float32(rng.standard_normal((3, 1, 5, 7)))
+    x = Tensor(a, device)
+    a64 = a.astype(np.float64)
+    choices: list[Any] = [None, 0, 1, -1, (0, 2), (1, 3), (0, 1, 2, 3)]
+    for dim in choices:
+        for keep in (False, True):
+            want = a64.sum(axis=dim, keepdims=keep)
+            yield Outcome(x.sum(dim, keep).numpy(), want, 1e-6, 2e-6, f"sum over {dim}, keepdim {keep}")
+    yield Outcome(
+        x.permute(3, 0, 2, 1).sum((0, 2)).numpy(), a64.transpose(3, 0, 2, 1).sum((0, 2)), 1e-6, 2e-6, "permuted"
+    )
+    yield Outcome(x[1:, :, ::2].amax(2).numpy(), a[1:, :, ::2].max(2), label="sliced")
+    yield Outcome(x.flip(3).argmax(3).numpy(), a[..., ::-1].argmax(3).astype(np.int32), label="argmax reversed")
+    yield Outcome(x.argmax().numpy(), np.int32(a.argmax()), label="argmax of all")
+    b = np.float32(rng.standard_normal((2050, 9)))
+    yield Outcome(Tensor(b, device).sum(0).numpy(), b.astype(np.float64).sum(0), 1e-5, 1e-4, "long columns")
+    spread = Tensor(b[:1], device).expand((50, 9))
+    yield Outcome(spread.sum(0).numpy(), b[0].astype(np.float64) * 50, 1e-5, 1e-5, "expanded")
+
+
+def fused(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    a, b = np.float32(rng.standard_normal((2, 33, 130)))
+    x, y = Tensor(a, device), Tensor(b, device)
+    a64, b64 = a.astype(np.float64), b.astype(np.float64)
+    yield Outcome(((x * y + 1).square()).sum(1).numpy(), ((a64 * b64 + 1) ** 2).sum(1), 3e-6, 1e-4, "sum of a square")
+    yield Outcome((x - y.T.T[0]).mean(0).numpy(), (a64 - b64[0]).mean(0), 1e-5, 1e-6, "mean of a difference")
+    yield Outcome((x > y).sum(1).numpy(), (a > b).sum(1).astype(np.int32), label="count")
+    yield Outcome((x.T * 2).amax(0).numpy(), (a * 2).max(1), label="max of a transposed product")
+    centred = a64 - a64.mean(1, keepdims=True)
+    yield Outcome((x - x.mean(1, keepdim=True)).square().mean(1).numpy(), (centred**2).mean(1), 1e-5, 1e-6, "variance")
+    top = np.exp(a64 - a64.max(1, keepdims=True))
+    e = (x - x.amax(1, keepdim=True)).exp()
+    yield Outcome((e / e.sum(1, keepdim=True)).numpy(), top / top.sum(1, keepdims=True), 1e-5, 1e-8, "softmax by hand")
+
+
+def integers(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    a = rng.integers(-(10**6), 10**6, (7, 301)).astype(np.int32)
+    x = Tensor(a, device)
+    for name in ("sum", "amax", "amin", "argmax", "argmin"):
+        want = getattr(np, name)(a, 1).astype(np.int32)
+        yield Outcome(getattr(x, name)(1).numpy(), want, label=f"i32 {name}")
+    u = rng.integers(0, 2**32 - 1, (7, 301), np.uint32)
+    y = Tensor(u, device)
+    yield Outcome(y.sum(1).numpy(), u.sum(1, dtype=np.uint32), label="u32 sum wraps")
+    yield Outcome(y.amax(1).numpy(), u.max(1), label="u32 max")
+    yield Outcome(y.argmin(1).numpy(), u.argmin(1).astype(np.int32), label="u32 argmin")
+    small = rng.integers(-2, 3, (5, 9)).astype(np.int32)
+    small[small == 0] = 1
+    yield Outcome(Tensor(small, device).prod(1).numpy(), small.prod(1, dtype=np.int32), label="i32 prod")
+    t = rng.random((6, 70)) < 0.98
+    z = Tensor(t, device)
+    for name in ("any", "all"):
+        yield Outcome(getattr(z, name)(1).numpy(), getattr(t, name)(1), label=f"bool {name}")
+    yield Outcome(z.sum(1).numpy(), t.sum(1).astype(np.int32), label="bool sum")
+    yield Outcome((~z).all().numpy(), np.bool_((~t).all()), label="all of all")
+    yield Outcome(z.argmax(1).numpy(), t.argmax(1).astype(np.int32), label="bool argmax")
+
+
+def special(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    def t(values: Any) -> Tensor:
+        return Tensor(np.array(values, np.float32), device)
+
+    long = np.zeros(1000, np.float32)
+    long[[3, 700]] = 7
+    nan, inf = math.nan, math.inf
+    by_hand: list[tuple[Any, int, int]] = [
+        ([1, 5, 5, 2], 1, 0), (long, 3, 0), ([3, nan, 1, 5], 1, 1), ([-0.0, 0.0], 0, 0), ([-inf, -inf], 0, 0),
+        ([-3, -1, -1, -7], 1, 3), ([nan, nan], 0, 0),
+    ]  # fmt: skip
+    for values, top, bottom in by_hand:
+        yield Outcome(t(values).argmax().numpy(), np.int32(top), label=f"argmax {values}"[:60])
+        yield Outcome(t(values).argmin().numpy(), np.int32(bottom), label=f"argmin {values}"[:60])
+    yield Outcome(t([3, nan, 1]).amax().numpy(), np.float32(nan), 1e-9, label="max with NaN")
+    yield Outcome(t([3, nan, 1]).amin().numpy(), np.float32(nan), 1e-9, label="min with NaN")
+    yield Outcome(t([-inf, -inf]).amax().numpy(), np.float32(-inf), 1e-9, label="max of -inf")
+    values, where = t([[1, 5, 5], [9, 2, 3]]).max(1)
+    yield Outcome(values.numpy(), np.float32([5, 9]), label="max values")
+    yield Outcome(where.numpy(), np.int32([1, 0]), label="max indices")
+    empty = Tensor(np.zeros((0, 3), np.float32), device)
+    yield Outcome(empty.sum(0).numpy(), np.zeros(3, np.float32), label="sum of nothing")
+    yield Outcome(empty.prod(0).numpy(), np.ones(3, np.float32), label="product of nothing")
+    yield Outcome(empty.mean(0).numpy(), np.full(3, nan, np.float32), 1e-9, label="mean of nothing")
+    yield Outcome(empty.to("bool").all(0).numpy(), np.ones(3, np.bool_), label="all of nothing")
+    yield Outcome(empty.sum(1).numpy(), np.zeros(0, np.float32), label="no rows")
+    full = ops.full((5, 70), 0.5, device=device)
+    yield Outcome(full.sum().numpy(), np.float32(175), 1e-6, label="sum of a filled tensor")
+    yield Outcome(ops.arange(100, device=device).sum().numpy(), np.int32(4950), label="sum of a range")
+
+
+def f16(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    hundred = Tensor(np.full(4096, 100.0, np.float16), device)
+    yield Outcome(hundred.mean().numpy(), np.float64(100), 1e-3, label="mean of 4096 x 100")
+    ones = Tensor(np.ones(20000, np.float16), device)
+    yield Outcome(ones.sum().numpy(), np.float64(20000), 1e-3, label="sum of 20000 ones")
+    a = np.float16(rng.standard_normal((7, 301)))
+    x, a64 = Tensor(a, device), a.astype(np.float64)
+    yield Outcome(x.sum(1).numpy(), a64.sum(1), 2.0**-10, 1e-4, "rows")
+    yield Outcome(x.sum(0).numpy(), a64.sum(0), 2.0**-10, 1e-4, "columns")
+    yield Outcome(x.amax(1).numpy(), a.max(1).astype(np.float64), 1e-9, label="max")
+    yield Outcome(x.argmax(1).numpy(), a.argmax(1).astype(np.int32), label="argmax")
+
+
+def composed(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    a = np.float32(rng.standard_normal((9, 130)) + 8192)
+    x, a64 = Tensor(a, device), a.astype(np.float64)
+    yield Outcome(x.var(1).numpy(), a64.var(1, ddof=1), 1e-4, label="variance around 8192")
+    yield Outcome(x.std(1, correction=0).numpy(), a64.std(1), 1e-4, label="std")
+    b = np.float32(rng.uniform(-200, 200, (5, 77)))
+    b[1] = -math.inf
+    top = b.astype(np.float64).max(1, keepdims=True)
+    top[1] = 0
+    with np.errstate(divide="ignore"):
+        want = np.log(np.exp(b - top).sum(1)) + top[:, 0]
+    yield Outcome(Tensor(b, device).logsumexp(1).numpy(), want, 2e-6, 1e-5, "logsumexp")
