@@ -182,7 +182,7 @@ class Engine:
         if len(ids) > context:
             raise ContextFull(
                 f"the prompt has {len(ids):,} tokens, the context holds {context:,}; shorten it, start afresh, or "
-                f"open the model with a context of {len(ids) + 256:,} or more (at most {self.model.config.context_max:,})"
+                f"open the model with a context over {len(ids):,} (its most is {self.model.config.context_max:,})"
             )
 
     def _prepare(self, ids: Sequence[int], options: SamplingOptions) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
-class DoesNotFit(MemoryError):
+class DoesNotFit(ValueError):
     """The model needs more device memory than there is; the message says how much, and what to try."""
 
 

@@ -62,3 +62,6 @@ class Embedding(Op):
                 cols=cols,
                 scale=self.scale,
             )
+
+
+__all__ = ["embedding"]
