@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -252,6 +253,20 @@ class Memory:
             device.counters.submits += 1
             self._unsubmitted = 0
             return self.pending(staging, submission)
+
+    def copy(self, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
+        """Copy the first buffer of each pair over the second (whole words of the first one's size), after everything
+        submitted so far. Two parts of one driver buffer cannot be copied into each other."""
+        device = self.device
+        device.require_open()
+        with device.backend.errors("copy"):
+            encoder = device.raw.create_command_encoder()
+            for source, target in pairs:
+                nbytes = -(-max(source.nbytes, 4) // 4) * 4
+                encoder.copy_buffer_to_buffer(source.raw, source.offset, target.raw, target.offset, nbytes)
+            device.backend.submit(device.raw, encoder.finish())
+            device.counters.submits += 1
+            self._unsubmitted = 0
 
     def staging(self, nbytes: int) -> Staging:
         """A buffer to read nbytes back through, out of the pool."""

@@ -419,12 +419,17 @@ def realize(*tensors: Tensor) -> None:
 def own_memory(op: Op, tensor: Tensor) -> None:
     """Make sure that an operand which is about to be written has memory that nothing else is made of."""
     node = tensor.node
-    if node.value is not None or isinstance(node.op, ir.Item | ir.Placeholder):
+    if isinstance(node.op, ir.Placeholder):
+        raise ValueError(
+            f"{ir.name_of(op)}: writes in place into an argument of a jitted function, which is a copy of the caller's "
+            "tensor; let the function take that tensor from outside (a closure or an attribute)"
+        )
+    if node.value is not None or isinstance(node.op, ir.Item):
         return
     if isinstance(node.op, ir.View):
         raise ValueError(
-            f"{ir.name_of(op)}: writes into an operand that is a {ir.name_of(node.op)} of another tensor; pass that tensor, "
-            "or .clone() the view"
+            f"{ir.name_of(op)}: writes into an operand that is a {ir.name_of(node.op)} of another tensor; "
+            "pass that tensor, or .clone() the view"
         )
     tensor.realize()
 
@@ -487,8 +492,8 @@ def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
         lengths = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
         if len(lengths) > 1:
             raise ShapeError(
-                f"{name}: shapes {' and '.join(str(list(s)) for s in shapes)} do not broadcast: axis {axis} has lengths "
-                f"{sorted(lengths)}; lengths must be equal or 1"
+                f"{name}: shapes {' and '.join(str(list(s)) for s in shapes)} do not broadcast: "
+                f"axis {axis} has lengths {sorted(lengths)}; lengths must be equal or 1"
             )
         out.append(lengths.pop() if lengths else 1)
     return tuple(out)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nn.graph import fuse
-from nn.graph.ir import Item, Node, Placeholder, topological
+from nn.graph.ir import Node, Placeholder, topological
 from nn.graph.rewrite import rewrite
 from nn.ops.base import Array
 
@@ -130,6 +130,8 @@ def realize(device: Device, nodes: Sequence[Node]) -> None:
         return
     order = topological(wanted)
     for node in order:
+        if node.stale is not None:
+            raise stale_read(node)
         if isinstance(node.op, Placeholder):
             raise RuntimeError(
                 "jit: the traced function reads a value (numpy, item, bool, realize, print of data) that depends on its "
@@ -161,9 +163,9 @@ def settle(wanted: Sequence[Node], values: Sequence[Array | Weight], order: Sequ
 
 def stale_read(node: Node) -> RuntimeError:
     return RuntimeError(
-        f"a tensor {list(node.spec.shape)} is read after {node.stale} has written over it in place; compute what needs the "
-        "old value before the write (realize()), or .clone() it"
+        f"a tensor {list(node.spec.shape)} is read after {node.stale} has written over its memory; compute what needs the "
+        "old value before that, e.g. with .clone().realize()"
     )
 
 
-__all__ = ["Item", "Program", "compile_program", "realize"]
+__all__ = ["Program", "compile_program", "realize", "settle", "with_siblings"]
