@@ -182,7 +182,7 @@ class Engine:
         if len(ids) > context:
             raise ContextFull(
                 f"the prompt has {len(ids):,} tokens, the context holds {context:,}; shorten it, start afresh, or "
-                f"open the model with a context over {len(ids):,} (its most is {self.model.config.context_max:,})"
+                "open the model with a longer context"
             )
 
     def _prepare(self, ids: Sequence[int], options: SamplingOptions) -> None:

@@ -213,6 +213,13 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"
 
 
+def context_limit(config: ModelConfig) -> int:
+    """The longest context: what the model was made for; with dynamic NTK scaling, that times its factor."""
+    scaling = config.rope.scaling if config.rope else None
+    stretched = scaling is not None and scaling.kind == "dynamic"
+    return int(config.context_max * scaling.factor) if stretched else config.context_max
+
+
 def load_model(
     file: ModelFile,
     device: Device,
@@ -231,12 +238,11 @@ def load_model(
     Raises: DoesNotFit, ConfigError, ValueError for a context out of range.
     """
     config = file.config
+    most = context_limit(config)
     if context is None:
-        context = min(4096, config.context_max)
-    if not 1 <= context <= config.context_max:
-        raise ValueError(
-            f"context must be from 1 to {config.context_max:,} tokens, what this model was made for; got {context:,}"
-        )
+        context = min(4096, most)
+    if not 1 <= context <= most:
+        raise ValueError(f"context must be from 1 to {most:,} tokens, what this model was made for; got {context:,}")
     if kv_dtype is None:
         kv_dtype = "f16" if device.caps.f16 and device.caps.kind == "gpu" else "f32"
     if kv_dtype not in ("f16", "f32") or (kv_dtype == "f16" and not device.caps.f16):
