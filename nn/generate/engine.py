@@ -93,6 +93,11 @@ class Engine:
         """Ids whose keys and values are in the cache."""
         return tuple(self._cached)
 
+    @property
+    def dispatches(self) -> int:
+        """Dispatches of one decode step."""
+        return len(self._plan("decode", 1, False)[0])
+
     def reset(self) -> None:
         """Forget the conversation."""
         self._cached = []
