@@ -126,6 +126,7 @@ class Fuser:
             if node in self.pinned:
                 self.store(node)
         elif isinstance(op, Contiguous):
+            self.require_dense(node, compute=False)
             self.exprs[node] = self.exprs[node.inputs[0]]
             if op.copy or not is_dense(self.exprs[node]):
                 self.store(node)
@@ -145,11 +146,7 @@ class Fuser:
         """The element-wise node over its operands' expressions; operands are stored first where limits ask for it."""
         op = node.op
         assert isinstance(op, Map | Cast)
-        for x in node.inputs:
-            if x.spec.dtype not in COMPUTE:
-                raise TypeError(
-                    f"{name_of(op)}: computes with {', '.join(COMPUTE)}; got {x.spec.dtype}, which is storage for kernels"
-                )
+        self.require_dense(node, compute=True)
         while True:
             made = Apply(node.spec.dtype, op, tuple(self.exprs[x] for x in node.inputs))
             if self.fits(made, node.spec):
@@ -168,7 +165,7 @@ class Fuser:
 
     def view(self, node: Node, op: View) -> Expr:
         (x,) = node.inputs
-        self.require_dense_dtype(x, name_of(op))
+        self.require_dense(node, compute=False)
         moved = self.exprs[x].seen_through(op, {})
         if moved is not None and not self.fits(moved, node.spec):
             moved = None
@@ -178,13 +175,20 @@ class Fuser:
             assert moved is not None, "a dense value can be seen through any view"
         return moved
 
-    def require_dense_dtype(self, x: Node, what: str) -> None:
-        if x.spec.dtype not in DTYPES or not isinstance(getattr(self.exprs[x], "value", None), Value):
-            if x.spec.dtype in DTYPES:
-                return
-            raise TypeError(
-                f"{what}: a weight in format {x.spec.dtype} can only be an operand of linear and embedding operations"
-            )
+    def require_dense(self, node: Node, *, compute: bool) -> None:
+        """Raise TypeError where an operand is a weight, or (with compute) of a dtype that is storage for kernels only."""
+        for x in node.inputs:
+            expr = self.exprs[x]
+            if isinstance(expr, Load) and expr.value.array is not None and not isinstance(expr.value.array, Array):
+                raise TypeError(
+                    f"{name_of(node.op)}: got a weight in format {x.spec.dtype}; weights can only be operands of linear "
+                    "and embedding operations"
+                )
+            if compute and x.spec.dtype not in COMPUTE:
+                raise TypeError(
+                    f"{name_of(node.op)}: computes with {', '.join(COMPUTE)}; got {x.spec.dtype}, which is storage for "
+                    "kernels"
+                )
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -196,6 +200,11 @@ class Fuser:
         return value
 
     def write(self, expr: Expr, value: Value, at: Strided) -> None:
+        if expr.dtype not in COMPUTE:
+            raise TypeError(
+                f"copy: moves {', '.join(COMPUTE)}; got {expr.dtype}, which is storage for kernels. A view of it that is not "
+                "one block of rows cannot be made on the device"
+            )
         if math.prod(at.shape):
             self.steps.append(codegen.MapStep(self.caps, expr, value, at))
 
@@ -224,10 +233,7 @@ class Fuser:
 
     def reduce(self, node: Node, op: Reduce) -> None:
         (x,) = node.inputs
-        if x.spec.dtype not in COMPUTE:
-            raise TypeError(
-                f"{op.kind}: computes with {', '.join(COMPUTE)}; got {x.spec.dtype}, which is storage for kernels"
-            )
+        self.require_dense(node, compute=True)
         if x.spec.size == 0:  # an empty fold gives the neutral element
             self.exprs[node] = Scalar(op.dtype, codegen.EMPTY[op.kind])
         else:
@@ -238,6 +244,7 @@ class Fuser:
             self.exprs[node] = Load(op.dtype, value, Strided.dense(node.spec.shape))
 
     def cat(self, node: Node, op: Cat) -> None:
+        self.require_dense(node, compute=True)
         value = Value(node.spec)
         dense = Strided.dense(node.spec.shape)
         start = 0

@@ -35,10 +35,11 @@ INTEGERS = ("i32", "u32")
 class Node:
     """One value of the graph. `spec` is None for a node with several results; `Item` nodes pick them apart.
 
-    `value` holds the device memory once there is any. `stale` names the operation that wrote over that memory.
+    `value` holds the device memory once there is any; `base` is the node whose memory it shares, if it has none of its
+    own. `stale` names the operation that wrote over that memory.
     """
 
-    __slots__ = ("__weakref__", "_items", "inputs", "op", "spec", "specs", "stale", "value")
+    __slots__ = ("__weakref__", "_items", "_stale", "base", "inputs", "op", "spec", "specs", "value")
 
     def __init__(
         self, op: Op, inputs: tuple[Node, ...], specs: tuple[Spec, ...], value: Array | Weight | None = None
@@ -46,7 +47,8 @@ class Node:
         self.op, self.specs, self.value = op, specs, value
         self.inputs: tuple[Node, ...] = inputs
         self.spec: Spec = specs[0] if specs else Spec((), "f32")
-        self.stale: str | None = None
+        self.base: Node | None = None
+        self._stale: str | None = None
         self._items: list[weakref.ref[Node]] = []
 
     def item(self, index: int, spec: Spec) -> Node:
@@ -59,9 +61,17 @@ class Node:
         """The result nodes that somebody still holds."""
         return [node for ref in self._items if (node := ref()) is not None]
 
-    def settle(self, value: Array | Weight) -> None:
+    @property
+    def stale(self) -> str | None:
+        return self._stale or (self.base.stale if self.base is not None else None)
+
+    @stale.setter
+    def stale(self, writer: str) -> None:
+        self._stale = writer
+
+    def settle(self, value: Array | Weight, base: Node | None) -> None:
         """The value is in memory now: keep it and let the nodes it came from go."""
-        self.value, self.op = value, LEAF
+        self.value, self.base, self.op = value, base, LEAF
         self.inputs = ()
 
     def __repr__(self) -> str:

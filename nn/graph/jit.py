@@ -94,9 +94,7 @@ class Jitted:
         record = device.recorder()
         values = program.record(record, [Array(b, a.shape, a.dtype) for b, a in zip(inputs, arrays)])
         by_node = dict(zip(siblings, values))
-        for node in order:
-            for position in node.op.mutates:
-                node.inputs[position].stale = type(node.op).__name__
+        schedule.mark_overwritten(order)
         kept: list[tuple[Tensor, Array]] = []
         for tensor in written:
             array = by_node[tensor.node]

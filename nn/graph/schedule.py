@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nn.graph import fuse
-from nn.graph.ir import Node, Placeholder, topological
+from nn.graph.ir import Contiguous, Item, Node, Placeholder, View, topological
 from nn.graph.rewrite import rewrite
 from nn.ops.base import Array
 
@@ -29,11 +29,15 @@ class Slot:
 
 @dataclass
 class Program:
-    """Steps in order, where each result lies, and which temporary slot each value uses."""
+    """Steps in order, where each result lies, and which temporary slot each value uses.
+
+    `bases` has for each output the node of older memory that it shares, or None.
+    """
 
     device: Device
     steps: list[fuse.Step]
     results: list[tuple[Value, Strided]]
+    bases: list[Node | None]
     slots: list[Slot] = field(default_factory=list)
     slot_of: dict[Value, Slot] = field(default_factory=dict)
 
@@ -77,10 +81,28 @@ class Program:
 
 def compile_program(device: Device, outputs: Sequence[Node]) -> Program:
     """Rewrite, fuse and plan memory for these nodes."""
-    steps, results = fuse.Fuser(device.caps).run(rewrite(outputs))
-    program = Program(device, steps, results)
+    rewritten = rewrite(outputs)
+    roots = [root_of(node) for node in rewritten]
+    overwritten = {node.inputs[i] for node in topological(rewritten) if node.value is None for i in node.op.mutates}
+    holders = {node: given for node, given in zip(rewritten, outputs) if isinstance(node.op, Item)}
+    bases: list[Node | None] = []
+    for i, (given, root) in enumerate(zip(outputs, roots)):
+        if root in overwritten:  # it has to outlive the write
+            rewritten[i] = Node(Contiguous(copy=True), (rewritten[i],), rewritten[i].specs)
+            root = rewritten[i]
+        base = root if root.value is not None else holders.get(root)
+        bases.append(base if base is not given else None)
+    steps, results = fuse.Fuser(device.caps).run(rewritten)
+    program = Program(device, steps, results, bases)
     plan_memory(program)
     return program
+
+
+def root_of(node: Node) -> Node:
+    """The node whose memory this one may share."""
+    while node.value is None and (isinstance(node.op, View) or (isinstance(node.op, Contiguous) and not node.op.copy)):
+        node = node.inputs[0]
+    return node
 
 
 def plan_memory(program: Program) -> None:
@@ -143,7 +165,9 @@ def realize(device: Device, nodes: Sequence[Node]) -> None:
     record = device.recorder()
     values = program.record(record)
     record.submit()
-    settle(wanted, values, order)
+    mark_overwritten(order)
+    for node, value, base in zip(wanted, values, program.bases, strict=True):
+        node.settle(value, base)
 
 
 def with_siblings(wanted: list[Node], order: list[Node]) -> list[Node]:
@@ -152,13 +176,11 @@ def with_siblings(wanted: list[Node], order: list[Node]) -> list[Node]:
     return list(dict.fromkeys([*wanted, *siblings]))
 
 
-def settle(wanted: Sequence[Node], values: Sequence[Array | Weight], order: Sequence[Node]) -> None:
-    """Note the computed values, and that the old versions of written operands are gone."""
+def mark_overwritten(order: Sequence[Node]) -> None:
+    """Note that the old versions of operands which these nodes write into are gone."""
     for node in order:
         for position in node.op.mutates:
             node.inputs[position].stale = type(node.op).__name__
-    for node, value in zip(wanted, values, strict=True):
-        node.settle(value)
 
 
 def stale_read(node: Node) -> RuntimeError:
@@ -168,4 +190,4 @@ def stale_read(node: Node) -> RuntimeError:
     )
 
 
-__all__ = ["Program", "compile_program", "realize", "settle", "with_siblings"]
+__all__ = ["Program", "compile_program", "mark_overwritten", "realize", "stale_read", "with_siblings"]
