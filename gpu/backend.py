@@ -1,7 +1,7 @@
 """Which WebGPU: wgpu-native through `wgpu` (the default) or Dawn through `wgpudawn`. All private API is used here.
 
 Both packages have the same Python API. What differs, and lives in this file: trusted shader modules (no injected
-bounds checks), waiting, reading back without a polling thread, the encoder's C functions, and feature names.
+bounds checks), waiting, reading back without a polling thread, errors reported outside any call, and feature names.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpu.errors import DeviceLost, GpuError, OutOfMemory, ShaderError
-from gpu.native import Native
+from gpu.native import DirectCalls, PublicCalls
 
 NAMES = ("wgpu", "dawn")
 
@@ -43,13 +46,14 @@ def open_backend(name: str | None = None) -> Backend:
 
 
 class Backend:
-    """What the engine needs beyond the common Python API. One per Device; holds no device itself."""
+    """What the engine needs beyond the common Python API. One per Device."""
 
     name: str
     module: Any
     version: str
     needs_enable_subgroups: bool  # does WGSL need `enable subgroups;`
     subgroup_features: tuple[str, ...]
+    calls: DirectCalls | PublicCalls  # how Plans are encoded
 
     def adapters(self) -> list[Any]:
         return list(self.module.gpu.enumerate_adapters_sync())
@@ -76,7 +80,9 @@ class Backend:
         """Wait for the mapping, copy the bytes out, unmap."""
         raise NotImplementedError
 
-    native: Native  # the hot C functions
+    def check(self, device: Any) -> None:
+        """Raise what the driver reported about this device outside any call: DeviceLost, OutOfMemory or GpuError."""
+        raise NotImplementedError
 
     @contextlib.contextmanager
     def captured(self, name: str) -> Iterator[None]:
@@ -85,7 +91,7 @@ class Backend:
         yield
 
     def submission(self, index: int | None) -> Any:
-        """The token for `wait` of a submit made through `native.run`."""
+        """The token for `wait` of a submit made through `calls.run`."""
         return None
 
     @contextlib.contextmanager
@@ -96,6 +102,9 @@ class Backend:
         except GpuError:
             raise
         except Exception as error:
+            # A binding's error is in a reference cycle with frames that hold a view of the bytes being written; CPython
+            # can crash when its collector takes that cycle apart. Emptying the finished frames breaks it here.
+            traceback.clear_frames(error.__traceback__)
             raise self.translate(error, doing) from error
 
     def translate(self, error: Exception, doing: str) -> Exception:
@@ -107,28 +116,47 @@ class Backend:
                 "Free buffers, or use a smaller model or context."
             )
         if "lost" in text.lower() and "device" in text.lower():
-            return DeviceLost(f"{doing}: the device was lost ({_first_line(text)}). Open a new Device and load again.")
-        if isinstance(error, self.module.GPUError) or "Validation" in kind:
+            return _lost(doing, next(line.strip() for line in text.splitlines() if "lost" in line.lower()))
+        if isinstance(error, self.module.GPUError):
             return GpuError(f"{doing}: {text.strip()}")
         return error
+
+    def _choose_calls(self, make: Callable[[], DirectCalls]) -> DirectCalls | PublicCalls:
+        """The direct calls, or the public ones when the library lacks a function (the probe then says so)."""
+        try:
+            return make()
+        except (AttributeError, TypeError):
+            return PublicCalls()
+
+
+def _lost(doing: str, reason: str) -> DeviceLost:
+    return DeviceLost(f"{doing}: the device was lost ({reason}). Open a new Device and load again.")
 
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
 
 
+_LOST_LINE = re.compile(r"DEVICE LOST|device was lost|[Dd]evice\]? is lost")
+
+
 class _LostFilter(logging.Filter):
-    """Keeps the binding's "DEVICE LOST!" lines off the terminal: the engine raises DeviceLost where it matters."""
+    """Keeps the bindings' own lines about a lost device off the terminal: the engine raises DeviceLost instead."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        return not ("DEVICE LOST" in text or "device was lost" in text or "Parent device is lost" in text)
+        return _LOST_LINE.search(record.getMessage()) is None
+
+
+def _quiet(logger: logging.Logger) -> None:
+    if not any(isinstance(f, _LostFilter) for f in logger.filters):
+        logger.addFilter(_LostFilter())
 
 
 class WgpuBackend(Backend):
     name = "wgpu"
     needs_enable_subgroups = False
     subgroup_features = ("subgroup", "subgroup-barrier")
+    _requesting = threading.Lock()  # one request at a time sees its callbacks replaced
 
     def __init__(self) -> None:
         self.module = importlib.import_module("wgpu")
@@ -138,16 +166,69 @@ class WgpuBackend(Backend):
         self._handler = private.error_handler
         self._private = private
         self.version = f"wgpu {self.module.__version__} (wgpu-native {'.'.join(map(str, native.lib_version_info))})"
-        logger = logging.getLogger("wgpu")
-        if not any(isinstance(f, _LostFilter) for f in logger.filters):
-            logger.addFilter(_LostFilter())
-        self.native = Native(self._lib, self._ffi, submit_for_index=True)
-        self._on_mapped = self._ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", self._mapped)
+        _quiet(logging.getLogger("wgpu"))
+        self.calls = self._choose_calls(
+            lambda: DirectCalls(self._lib, self._ffi, submit="wgpuQueueSubmitForIndex", failed=self._failed)
+        )
+        callback = self._ffi.callback
+        self._on_mapped = callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", self._mapped)
+        self._on_lost = callback(
+            "void(WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView, void *, void *)", self._device_lost
+        )
+        self._on_error = callback(
+            "void(WGPUDevice const *, WGPUErrorType, WGPUStringView, void *, void *)", self._device_error
+        )
         self._map_status: dict[int, int] = {}
         self._map_count = 0
+        self._lost: str | None = None
+        self._reported: list[tuple[str, str]] = []
 
     def request_device(self, adapter: Any, *, features: Sequence[str], limits: dict[str, int], trusted: bool) -> Any:
-        return adapter.request_device_sync(required_features=list(features), required_limits=limits)
+        calls = self._private.libf
+        request = calls.wgpuAdapterRequestDevice
+
+        def request_with_our_callbacks(adapter_pointer: Any, descriptor: Any, *rest: Any) -> Any:
+            descriptor.deviceLostCallbackInfo.callback = self._on_lost
+            descriptor.uncapturedErrorCallbackInfo.callback = self._on_error
+            return request(adapter_pointer, descriptor, *rest)
+
+        with self._requesting:  # the binding's own callbacks only log, and cannot be replaced later
+            calls.wgpuAdapterRequestDevice = request_with_our_callbacks
+            try:
+                device = adapter.request_device_sync(required_features=list(features), required_limits=limits)
+            finally:
+                calls.wgpuAdapterRequestDevice = request
+        # the driver may call them until its device is released, so they live as long as its wrapper
+        device._uncaptured_error_callback, device._device_lost_callback = self._on_error, self._on_lost
+        return device
+
+    def _device_lost(self, _device: Any, _reason: int, message: Any, _user1: Any, _user2: Any) -> None:
+        self._lost = self._text(message)
+
+    def _device_error(self, _device: Any, kind: int, message: Any, _user1: Any, _user2: Any) -> None:
+        name = self._private.enum_int2str["ErrorType"].get(kind, "Unknown")
+        text = "\n".join(line.rstrip() for line in self._text(message).splitlines())
+        if self._handler._get_proxy_stack():  # a call of this thread is under way: it raises
+            self._handler.handle_error(name, text)
+        else:
+            self._reported.append((name, text))
+
+    def _text(self, view: Any) -> str:
+        return self._private.from_c_string_view(view)
+
+    def _failed(self) -> bool:
+        return any(slot.message for slot in self._handler._get_proxy_stack())
+
+    def check(self, device: Any) -> None:
+        if self._lost is not None:
+            raise _lost("before this call", self._lost or "no reason given")
+        if self._reported:
+            reported, self._reported = self._reported, []
+            raise self.translate(self._error(*reported[0]), "an earlier call failed later on")
+
+    def _error(self, kind: str, message: str) -> Exception:
+        kinds = {"OutOfMemory": self.module.GPUOutOfMemoryError, "Validation": self.module.GPUValidationError}
+        return kinds.get(kind, self.module.GPUError)(message)
 
     def shader_module(self, device: Any, code: str, label: str, *, trusted: bool) -> Any:
         if not trusted:
@@ -174,9 +255,7 @@ class WgpuBackend(Backend):
         finally:
             problem = self._handler.release(name)
         if problem:
-            kind, message = problem
-            error = {"OutOfMemory": self.module.GPUOutOfMemoryError, "Validation": self.module.GPUValidationError}
-            raise error.get(kind, self.module.GPUError)(message)
+            raise self._error(*problem)
 
     def wait(self, device: Any, submission: Any = None) -> None:
         index = self._ffi.NULL if submission is None else submission
@@ -221,7 +300,7 @@ class WgpuBackend(Backend):
         return data
 
     def submission(self, index: int | None) -> Any:
-        return self._ffi.new("WGPUSubmissionIndex *", index)
+        return None if index is None else self._ffi.new("WGPUSubmissionIndex *", index)
 
 
 class DawnBackend(Backend):
@@ -235,15 +314,19 @@ class DawnBackend(Backend):
         self._extras = importlib.import_module("wgpudawn.backends.dawn.extras")
         self._lib, self._ffi = native.lib, native.ffi
         self._handler = importlib.import_module("wgpudawn.backends.dawn._api").error_handler
-        self.native = Native(self._lib, self._ffi, submit_for_index=False)
+        self.calls = self._choose_calls(
+            lambda: DirectCalls(self._lib, self._ffi, submit="wgpuQueueSubmit", failed=self._failed)
+        )
         self.version = f"wgpudawn {self.module.__version__} (Dawn {'.'.join(map(str, native.lib_version_info))})"
-        logger = logging.getLogger("wgpudawn")
-        if not any(isinstance(f, _LostFilter) for f in logger.filters):
-            logger.addFilter(_LostFilter())
+        _quiet(logging.getLogger("wgpudawn"))
         with contextlib.suppress(RuntimeError):  # set once a process, before the first adapter
             self._extras.set_instance_extras(
                 enable_toggles=["allow_unsafe_apis", "vulkan_enable_f16_on_nvidia"],
             )
+
+    def adapters(self) -> list[Any]:
+        with _without_lines(_DAWN_NOISE):
+            return super().adapters()
 
     def request_device(self, adapter: Any, *, features: Sequence[str], limits: dict[str, int], trusted: bool) -> Any:
         return self._extras.request_device_sync(
@@ -272,11 +355,49 @@ class DawnBackend(Backend):
         buffer.unmap()
         return data
 
+    def _failed(self) -> bool:
+        return bool(self._handler.pending)
+
+    def check(self, device: Any) -> None:
+        if device._lost_promise._state != "pending":
+            reason = device._lost_promise._value
+            raise _lost("before this call", getattr(reason, "message", None) or "no reason given")
+        with self.errors("an earlier call failed later on"), self.captured("check"):
+            pass
+
     @contextlib.contextmanager
     def captured(self, name: str) -> Iterator[None]:
         yield
         if self._handler.pending:
             self._handler.raise_pending()
+
+
+_DAWN_NOISE = re.compile(rb"Warning: max\w+ artificially reduced from \d+ to \d+ to fit dynamic offset")
+
+
+@contextlib.contextmanager
+def _without_lines(pattern: re.Pattern[bytes]) -> Iterator[None]:
+    """Keep lines that begin with `pattern` out of what C code writes to stderr meanwhile; pass on everything else.
+
+    Dawn prints them past every callback and toggle: two lines, on drivers with large limits, when it lists adapters.
+    """
+    with contextlib.ExitStack() as cleanup:
+        try:
+            saved = os.dup(2)
+            cleanup.callback(os.close, saved)
+            caught = cleanup.enter_context(tempfile.TemporaryFile())
+            os.dup2(caught.fileno(), 2)
+        except OSError:  # no stderr, or nowhere to keep it: nothing to filter
+            yield
+            return
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            caught.seek(0)
+            for line in caught:
+                if not pattern.match(line):
+                    os.write(2, line)
 
 
 def shader_error(text: str, source: Any) -> ShaderError:

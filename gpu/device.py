@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpu.backend import Backend, default_name, open_backend
+from gpu.backend import Backend, open_backend
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, NoAdapter
 from gpu.kernel import Kernel, KernelCache
 from gpu.memory import Buffer, Counters, Memory, Pending
+from gpu.native import DirectCalls, PublicCalls
+from gpu.probe import probe_calls, probe_features
 from gpu.recorder import Recorder
 
 # The limits every WebGPU implementation gives (the specification's defaults); ANYGPU_LIMITS=default asks for no more.
@@ -113,6 +114,13 @@ def choose(adapters: list[AdapterInfo], wanted: str | None) -> tuple[AdapterInfo
     )
 
 
+def _switch(variable: str) -> bool:
+    value = os.environ.get(variable, "").strip().lower()
+    if value not in ("", "0", "1"):
+        raise GpuError(f"{variable}={value}: expected 1 (on) or 0 (off)")
+    return value == "1"
+
+
 class Device:
     """One open device. Everything made from it (buffers, kernels, plans) lives as long as it.
 
@@ -123,8 +131,7 @@ class Device:
         self, backend: Backend, raw: Any, adapter: AdapterInfo, caps: Capabilities, *, why: str, canary: bool
     ) -> None:
         self.backend, self.raw, self.adapter, self.caps, self.why = backend, raw, adapter, caps, why
-        self.pointer = backend.native.pointer(raw)
-        self.queue_pointer = backend.native.pointer(raw.queue)
+        self.use_calls(backend.calls)
         self.closed = False
         self.counters = Counters()
         self.memory = Memory(self, canary=canary)
@@ -153,7 +160,7 @@ class Device:
         Raises: NoAdapter, GpuError.
         """
         name = name if name is not None else os.environ.get("ANYGPU_DEVICE")
-        checked = checked if checked is not None else os.environ.get("ANYGPU_CHECKED", "0") not in ("", "0")
+        checked = checked if checked is not None else _switch("ANYGPU_CHECKED")
         limits = limits or os.environ.get("ANYGPU_LIMITS") or "max"
         features = features or os.environ.get("ANYGPU_FEATURES") or "all"
         for what, value, allowed in (("limits", limits, ("default", "max")), ("features", features, ("none", "all"))):
@@ -161,7 +168,7 @@ class Device:
                 raise GpuError(
                     f"Device.open: {what}='{value}' (or ANYGPU_{what.upper()}); expected one of {', '.join(allowed)}"
                 )
-        engine = open_backend(backend or default_name())
+        engine = open_backend(backend)
         raw_adapters = engine.adapters()
         adapters = [_describe(i, a) for i, a in enumerate(raw_adapters)]
         adapter, why = choose(adapters, name)
@@ -182,7 +189,7 @@ class Device:
             driver=adapter.driver,
             api=adapter.api,
             f16="shader-f16" in granted,
-            subgroups=any(f in granted for f in engine.subgroup_features),
+            subgroups=engine.subgroup_features[0] in granted,
             subgroup_size=0,
             timestamps="timestamp-query" in granted,
             checked=checked,
@@ -195,8 +202,13 @@ class Device:
             offset_alignment=256,
         )
         device = cls(engine, raw, adapter, caps, why=why, canary=canary)
-        device.caps = _probe(device)
-        if adapter.kind == "cpu" and name is None and sys.stderr.isatty():
+        try:
+            probe_calls(device)
+            device.caps = probe_features(device)
+        except BaseException:
+            device.close()
+            raise
+        if adapter.kind == "cpu" and not name and sys.stderr is not None and sys.stderr.isatty():
             print(f"anygpu: no GPU found, running on the CPU through {adapter.name}", file=sys.stderr)
         return device
 
@@ -257,12 +269,22 @@ class Device:
         return Recorder(self)
 
     def wait(self) -> None:
-        """Block until everything submitted is done."""
-        self.backend.wait(self.raw)
+        """Block until everything submitted is done. Raises what the driver reports meanwhile."""
+        self.require_open()
+        with self.backend.errors("wait"):
+            self.backend.wait(self.raw)
+        self.require_open()
 
     def require_open(self) -> None:
+        """Raise DeviceLost after `close`, and whatever the driver reported outside any call since the last one."""
         if self.closed:
             raise DeviceLost(f"the device {self.caps.name} was closed: open a new Device and load again")
+        self.backend.check(self.raw)
+
+    def use_calls(self, calls: DirectCalls | PublicCalls) -> None:
+        """Encode Plans through these from now on. Plans made before must not be replayed."""
+        self.backend.calls = calls
+        self.pointer, self.queue_pointer = calls.pointer(self.raw), calls.pointer(self.raw.queue)
 
     def require_binding(self, nbytes: int, what: str) -> None:
         if nbytes > self.caps.max_binding:
@@ -287,72 +309,3 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self.caps.name}, {self.caps.backend})"
-
-
-_PROBE_F16 = """
-@group(0) @binding(0) var<storage, read> x: array<f16>;
-@group(0) @binding(1) var<storage, read_write> out: array<f16>;
-@compute @workgroup_size(4)
-fn probe(@builtin(local_invocation_index) i: u32) { out[i] = x[i] * f16(2.0) + f16(0.5); }
-"""
-_PROBE_SUBGROUPS = """
-@group(0) @binding(0) var<storage, read_write> out: array<u32>;
-@compute @workgroup_size(64)
-fn probe(@builtin(local_invocation_index) lane: u32) {
-  let size = subgroupAdd(1u);
-  out[lane] = size;
-  out[64u + lane] = subgroupBroadcastFirst(lane);
-  out[128u + lane] = subgroupAdd(lane * lane);
-  out[192u + lane] = subgroupMax((lane * 37u) % 64u);
-}
-"""
-
-
-def _probe(device: Device) -> Capabilities:
-    """Run tiny kernels for the optional features and keep only those whose results are right."""
-    caps = device.caps
-    if caps.f16:
-        x = np.array([1, -2.5, 100, 0.125], np.float16)
-        good = _probe_run(device, _PROBE_F16, "shader-f16", {"x": device.upload(x)}, np.float16, 4)
-        if good is None or not np.array_equal(good, x * np.float16(2) + np.float16(0.5)):
-            warnings.warn(f"{caps.name}: shader-f16 is offered but computes wrong values; switched off", stacklevel=3)
-            caps = replace(caps, f16=False)
-    if caps.subgroups:
-        got = _probe_run(device, _PROBE_SUBGROUPS, "subgroups", {}, np.uint32, 256)
-        size = _linear_subgroup_size(got)
-        if size == 0:
-            warnings.warn(
-                f"{caps.name}: subgroups are offered but do not work as specified; switched off", stacklevel=3
-            )
-        caps = replace(caps, subgroups=size > 0, subgroup_size=size)
-    return caps
-
-
-def _probe_run(
-    device: Device, text: str, label: str, inputs: dict[str, Buffer], dtype: Any, count: int
-) -> np.ndarray | None:
-    try:
-        kernel = device.kernel_source(text, "probe", label=f"probe {label}")
-        out = device.alloc(count * np.dtype(dtype).itemsize)
-        recorder = device.recorder()
-        recorder(kernel, grid=1, out=out, **inputs)
-        recorder.submit()
-        return device.read(out, dtype, count)
-    except GpuError:
-        return None
-
-
-def _linear_subgroup_size(got: np.ndarray | None) -> int:
-    """The subgroup size, if all are equal, invocations are numbered in order, and sums and maxima are right; else 0."""
-    if got is None:
-        return 0
-    sizes, first, sums, tops = got.reshape(4, 64).astype(np.int64)
-    size = int(sizes[0])
-    if size not in (4, 8, 16, 32, 64) or (sizes != size).any():
-        return 0
-    lanes = np.arange(64)
-    groups = lanes // size
-    want_sum = np.array([(lanes[groups == g] ** 2).sum() for g in groups])
-    want_max = np.array([((lanes[groups == g] * 37) % 64).max() for g in groups])
-    right = (first == groups * size).all() and (sums == want_sum).all() and (tops == want_max).all()
-    return size if right else 0

@@ -1,51 +1,74 @@
-"""The C functions of webgpu.h that replaying a Plan needs, called without letting go of the GIL.
+"""How a Plan is encoded: the C functions of webgpu.h called without letting go of the GIL, or the public Python API.
 
 cffi drops the GIL at every call: beside one busy Python thread each drop can cost a whole switch interval (5 ms), and
-a replay makes hundreds of calls. These go through ctypes.PYFUNCTYPE on the same function addresses, which keeps it;
-none of them blocks. Waiting for the device goes through the binding itself, which lets other threads run.
+a replay makes hundreds of calls. DirectCalls go through ctypes.PYFUNCTYPE on the same function addresses, which keeps
+it; none of them blocks. Waiting for the device goes through the binding itself, which lets other threads run.
+PublicCalls does the same work through the binding's documented API; it is what a device falls back to when a probe
+finds that the direct calls do not work (another version of the binding, another calling convention).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+Counts = tuple[int, int, int]
 Command = tuple[ctypes.c_void_p | None, ctypes.c_void_p, ctypes.c_void_p | None, int, int, int]
+MAX_GROUPS = 2  # bind groups a kernel may have: its own, and the extra operands of fused code
+
+# name -> result of the functions called directly
+_FUNCTIONS = {
+    "wgpuDeviceCreateCommandEncoder": ctypes.c_void_p,
+    "wgpuCommandEncoderBeginComputePass": ctypes.c_void_p,
+    "wgpuComputePassEncoderSetPipeline": None,
+    "wgpuComputePassEncoderSetBindGroup": None,
+    "wgpuComputePassEncoderDispatchWorkgroups": None,
+    "wgpuComputePassEncoderEnd": None,
+    "wgpuCommandEncoderCopyBufferToBuffer": None,
+    "wgpuCommandEncoderFinish": ctypes.c_void_p,
+    "wgpuComputePassEncoderRelease": None,
+    "wgpuCommandEncoderRelease": None,
+    "wgpuCommandBufferRelease": None,
+    "wgpuQueueWriteBuffer": None,
+    "wgpuQueueSubmit": None,
+    "wgpuQueueSubmitForIndex": ctypes.c_uint64,  # wgpu-native: a wait can end with this submission
+}
 
 
-class Native:
+class DirectCalls:
     """`lib` and `ffi` of a binding, as functions on plain addresses. Pointers are ctypes.c_void_p throughout."""
 
-    def __init__(self, lib: Any, ffi: Any, *, submit_for_index: bool) -> None:
+    def __init__(self, lib: Any, ffi: Any, *, submit: str, failed: Callable[[], bool]) -> None:
+        """submit: name of the submitting function. failed: whether an error has been reported since the replay began.
+
+        Raises AttributeError when the library lacks a function.
+        """
         self._ffi = ffi
+        self._failed = failed
 
-        def held(name: str, result: Any = None) -> Any:
-            return ctypes.PYFUNCTYPE(result)(int(ffi.cast("uintptr_t", ffi.addressof(lib, name))))
+        def held(name: str) -> Any:
+            return ctypes.PYFUNCTYPE(_FUNCTIONS[name])(int(ffi.cast("uintptr_t", ffi.addressof(lib, name))))
 
-        self._create_encoder = held("wgpuDeviceCreateCommandEncoder", ctypes.c_void_p)
-        self._begin_pass = held("wgpuCommandEncoderBeginComputePass", ctypes.c_void_p)
+        self._create_encoder = held("wgpuDeviceCreateCommandEncoder")
+        self._begin_pass = held("wgpuCommandEncoderBeginComputePass")
         self._set_pipeline = held("wgpuComputePassEncoderSetPipeline")
         self._set_group = held("wgpuComputePassEncoderSetBindGroup")
         self._dispatch = held("wgpuComputePassEncoderDispatchWorkgroups")
         self._end_pass = held("wgpuComputePassEncoderEnd")
         self._copy = held("wgpuCommandEncoderCopyBufferToBuffer")
-        self._finish = held("wgpuCommandEncoderFinish", ctypes.c_void_p)
+        self._finish = held("wgpuCommandEncoderFinish")
         self._release_pass = held("wgpuComputePassEncoderRelease")
         self._release_encoder = held("wgpuCommandEncoderRelease")
         self._release_commands = held("wgpuCommandBufferRelease")
         self._write = held("wgpuQueueWriteBuffer")
-        # wgpu-native can name a submission, so that a wait ends with it and not with everything submitted since
-        self._submit = held(
-            "wgpuQueueSubmitForIndex" if submit_for_index else "wgpuQueueSubmit",
-            ctypes.c_uint64 if submit_for_index else None,
-        )
+        self._submit = held(submit)
 
     def pointer(self, wrapper: Any) -> ctypes.c_void_p:
         """The address behind a wrapper. The caller keeps the wrapper alive: a stale address aborts the process."""
         return ctypes.c_void_p(int(self._ffi.cast("uintptr_t", wrapper._internal)))
 
-    def compile(self, commands: Sequence[tuple[Any, Sequence[Any], tuple[int, int, int]]]) -> list[Command]:
+    def compile(self, commands: Sequence[tuple[Any, Sequence[Any], Counts]]) -> list[Command]:
         """(pipeline, bind groups, counts) of wrappers -> addresses, with repeated pipelines left out."""
         compiled: list[Command] = []
         last = None
@@ -67,10 +90,16 @@ class Native:
         commands: Sequence[Command],
         copies: Sequence[tuple[ctypes.c_void_p, int, ctypes.c_void_p, int]] = (),
     ) -> int | None:
-        """Encode one compute pass, then copies (source, offset, target, bytes); finish, submit. Returns the index."""
+        """Encode one compute pass, then copies (source, offset, target, bytes); finish, submit. Returns the index.
+
+        Nothing is submitted once an error has been reported: wgpu-native ends the process when a submit is refused.
+        """
         set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
         none, zero = None, ctypes.c_size_t(0)
         encoder = ctypes.c_void_p(self._create_encoder(device, none))
+        if self._failed():
+            self._release_encoder(encoder)
+            return None
         compute = ctypes.c_void_p(self._begin_pass(encoder, none))
         for pipeline, group0, group1, x, y, z in commands:
             if pipeline is not None:
@@ -84,8 +113,37 @@ class Native:
         for source, offset, target, nbytes in copies:
             self._copy(encoder, source, ctypes.c_uint64(offset), target, ctypes.c_uint64(0), ctypes.c_uint64(nbytes))
         finished = ctypes.c_void_p(self._finish(encoder, none))
-        handles = (ctypes.c_void_p * 1)(finished)
-        index = self._submit(queue, ctypes.c_size_t(1), handles)
+        index = None
+        if not self._failed():
+            handles = (ctypes.c_void_p * 1)(finished)
+            index = self._submit(queue, ctypes.c_size_t(1), handles)
         self._release_commands(finished)
         self._release_encoder(encoder)
         return index
+
+
+class PublicCalls:
+    """The interface of DirectCalls on the binding's documented API; "addresses" are its own objects here."""
+
+    def pointer(self, wrapper: Any) -> Any:
+        return wrapper
+
+    def compile(self, commands: Sequence[tuple[Any, Sequence[Any], Counts]]) -> list[Any]:
+        return [(pipeline, list(groups), counts) for pipeline, groups, counts in commands]
+
+    def write(self, queue: Any, buffer: Any, offset: int, data: bytes) -> None:
+        queue.write_buffer(buffer, offset, data)
+
+    def run(self, device: Any, queue: Any, commands: Sequence[Any], copies: Sequence[Any] = ()) -> None:
+        """As DirectCalls.run; no index: a wait then lasts until everything submitted is done."""
+        encoder = device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        for pipeline, groups, counts in commands:
+            compute.set_pipeline(pipeline)
+            for index, group in enumerate(groups):
+                compute.set_bind_group(index, group)
+            compute.dispatch_workgroups(*counts)
+        compute.end()
+        for source, offset, target, nbytes in copies:
+            encoder.copy_buffer_to_buffer(source, offset, target, 0, nbytes)
+        queue.submit([encoder.finish()])

@@ -145,7 +145,7 @@ class Plan:
             ]
             self._groups = [groups for _, groups, _ in flat]
             self._batches = [
-                (device.backend.native.compile(flat[i : i + MAX_PER_SUBMIT]), len(flat[i : i + MAX_PER_SUBMIT]))
+                (device.backend.calls.compile(flat[i : i + MAX_PER_SUBMIT]), len(flat[i : i + MAX_PER_SUBMIT]))
                 for i in range(0, len(flat), MAX_PER_SUBMIT)
             ]
 
@@ -163,23 +163,24 @@ class Plan:
         """
         device = self.device
         device.require_open()
-        backend, native, memory = device.backend, device.backend.native, device.memory
-        pending, copies = None, ()
+        backend, calls, memory = device.backend, device.backend.calls, device.memory
+        copies: Sequence[Any] = ()
         with backend.errors("replay"), backend.captured("replay"):
             if write is not None:
-                native.write(device.queue_pointer, native.pointer(write[0].raw), write[0].offset, write[1])
+                calls.write(device.queue_pointer, calls.pointer(write[0].raw), write[0].offset, write[1])
             if read is not None:
                 staging = memory.staging(read[1])
-                copies = ((native.pointer(read[0].raw), read[0].offset, native.pointer(staging.raw), staging.padded),)
+                copies = ((calls.pointer(read[0].raw), read[0].offset, calls.pointer(staging.raw), staging.padded),)
             last = len(self._batches) - 1
             index = None
             for i, (compiled, count) in enumerate(self._batches):
-                index = native.run(device.pointer, device.queue_pointer, compiled, copies if i == last else ())
+                index = calls.run(device.pointer, device.queue_pointer, compiled, copies if i == last else ())
                 device.counters.dispatches += count
                 device.counters.submits += 1
-            if read is not None:
-                pending = memory.pending(staging, backend.submission(index))
-        return pending
+        if read is None:
+            return None
+        with backend.errors("replay"):
+            return memory.pending(staging, backend.submission(index))
 
     def _write_arena(self, params: Sequence[bytes]) -> Buffer | None:
         if not any(params):
