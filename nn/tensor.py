@@ -109,7 +109,11 @@ class Tensor:
         return self
 
     def numpy(self) -> np.ndarray:
-        """The value on the host (waits for the device). bf16 comes back as f32, which holds it exactly."""
+        """The value on the host (waits for the device). bf16 comes back as f32, which holds it exactly; a weight is
+        decoded to f32."""
+        self.realize()
+        if isinstance(self.node.value, Weight):
+            return self.node.value.to_numpy(self._device)
         value = self.array()
         kind = DTYPES[value.dtype][1]
         if value.size == 0:

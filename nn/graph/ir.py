@@ -16,6 +16,7 @@ of the graph; `Node.settle` is the one place where they are let go.
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,10 +37,10 @@ class Node:
     """One value of the graph. `spec` is None for a node with several results; `Item` nodes pick them apart.
 
     `value` holds the device memory once there is any; `base` is the node whose memory it shares, if it has none of its
-    own. `stale` names the operation that wrote over that memory.
+    own. `stale` names the operation that wrote over that memory. `born` is when it was made (perf_counter_ns).
     """
 
-    __slots__ = ("__weakref__", "_items", "_stale", "base", "inputs", "op", "spec", "specs", "value")
+    __slots__ = ("__weakref__", "_items", "_stale", "base", "born", "inputs", "op", "spec", "specs", "value")
 
     def __init__(
         self, op: Op, inputs: tuple[Node, ...], specs: tuple[Spec, ...], value: Array | Weight | None = None
@@ -47,6 +48,7 @@ class Node:
         self.op, self.specs, self.value = op, specs, value
         self.inputs: tuple[Node, ...] = inputs
         self.spec: Spec = specs[0] if specs else Spec((), "f32")
+        self.born = time.perf_counter_ns()
         self.base: Node | None = None
         self._stale: str | None = None
         self._items: list[weakref.ref[Node]] = []

@@ -7,6 +7,7 @@ into the Plan's input buffers and replay it: no graph, no compilation, no alloca
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ class Jitted:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
+        self.name = getattr(function, "__name__", type(function).__name__)
         self.function = function
         self.captures: dict[Any, Capture] = {}
 
@@ -55,7 +57,7 @@ class Jitted:
         devices = {t.device for t in tensors}
         if len(devices) != 1:
             raise TypeError(
-                f"jit {self.__name__}: takes at least one tensor, all on one device; got {len(tensors)} on {len(devices)}"
+                f"jit {self.name}: takes at least one tensor, all on one device; got {len(tensors)} on {len(devices)}"
             )
         (device,) = devices
         arrays = [t.array() for t in tensors]
@@ -63,7 +65,7 @@ class Jitted:
         try:
             capture = self.captures.get(key)
         except TypeError as error:
-            raise TypeError(f"jit {self.__name__}: arguments besides tensors must be hashable ({error})") from error
+            raise TypeError(f"jit {self.name}: arguments besides tensors must be hashable ({error})") from error
         if capture is None:
             capture = self.captures[key] = self.capture(device, args, kwargs, tensors, arrays)
         return self.replay(device, capture, arrays)
@@ -72,7 +74,7 @@ class Jitted:
         self, device: Device, args: Any, kwargs: Any, tensors: list[Tensor], arrays: list[Array]
     ) -> Capture:
         """Trace, compile and record."""
-        trace = Trace()
+        trace, start = Trace(), time.perf_counter_ns()
         stand_ins = [
             Tensor(Node(Placeholder(i, trace), (), (t.node.spec,)), device) for i, t in enumerate(tensors)
         ]
@@ -83,7 +85,7 @@ class Jitted:
         flatten(result, results)
         written = list({id(t): t for t in trace.writes}.values())
         nodes = [t.node for t in (*results, *written)]
-        hoist(device, nodes)
+        hoist(device, nodes, start)
         order = topological(nodes)
         for node in order:
             if node.stale is not None:
@@ -110,7 +112,7 @@ class Jitted:
         for tensor, array in capture.written:
             if tensor.array().buffer is not array.buffer:
                 raise RuntimeError(
-                    f"jit {self.__name__}: writes in place into a tensor whose memory was replaced since it was captured; "
+                    f"jit {self.name}: writes in place into a tensor whose memory was replaced since it was captured; "
                     "keep the same Tensor, or make a new jit"
                 )
         pairs = [(a.buffer, b) for a, b in zip(arrays, capture.inputs) if a.size]
@@ -118,9 +120,9 @@ class Jitted:
             device.memory.copy(pairs)
         capture.plan.replay()
         for node in capture.returned:
-            node.stale = f"the next call of {self.__name__}"
+            node.stale = f"the next call of {self.name}"
         for tensor, array in capture.written:
-            tensor.node.stale = self.__name__
+            tensor.node.stale = self.name
             tensor.node = leaf(array)
         fresh = [Tensor(leaf(value), device) for value in capture.values]
         capture.returned = [t.node for t in fresh]
@@ -160,18 +162,14 @@ def rebuild(value: Any, tensors: Any) -> Any:
     return value
 
 
-def hoist(device: Device, nodes: list[Node]) -> None:
-    """Compute now what does not depend on the arguments, so that replays do not compute it again."""
-    order = topological(nodes)
-    varies: set[Node] = set()
-    for node in order:
-        if node.value is None and (isinstance(node.op, Placeholder) or any(x in varies for x in node.inputs)):
-            varies.add(node)
-    constant = [
+def hoist(device: Device, nodes: list[Node], start: int) -> None:
+    """Compute lazy values that the function took from outside, so that replays do not compute them again. What it makes
+    itself out of captured tensors stays in the recording: their contents may change (load_state_dict, caches)."""
+    outside = [
         x
-        for node in order
-        if node in varies
+        for node in topological(nodes)
+        if node.born >= start and node.value is None
         for x in node.inputs
-        if x not in varies and x.value is None and not isinstance(x.op, Constant | Arange | View)
+        if x.born < start and x.value is None and not isinstance(x.op, Constant | Arange | View | Placeholder)
     ]
-    schedule.realize(device, list(dict.fromkeys(constant)))
+    schedule.realize(device, list(dict.fromkeys(outside)))
