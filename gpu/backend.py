@@ -90,6 +90,10 @@ class Backend:
         raise NotImplementedError
         yield
 
+    def timestamp_period(self, device: Any) -> float:
+        """Nanoseconds a timestamp tick."""
+        return 1.0
+
     def submission(self, index: int | None) -> Any:
         """The token for `wait` of a submit made through `calls.run`."""
         return None
@@ -298,6 +302,9 @@ class WgpuBackend(Backend):
         data = bytes(self._ffi.buffer(pointer, nbytes))
         self._lib.wgpuBufferUnmap(buffer._internal)
         return data
+
+    def timestamp_period(self, device: Any) -> float:
+        return float(self._lib.wgpuQueueGetTimestampPeriod(device.queue._internal))
 
     def submission(self, index: int | None) -> Any:
         return None if index is None else self._ffi.new("WGPUSubmissionIndex *", index)

@@ -236,7 +236,7 @@ class Device:
 
     def read_later(self, buffer: Buffer, nbytes: int, offset: int = 0) -> Pending:
         """Start a read-back that overlaps later submits; `.result()` waits and gives bytes."""
-        return self.memory.start_read(buffer.raw, buffer.offset + offset, nbytes)
+        return self.memory.start_read(buffer, nbytes, offset)
 
     # Kernels and recording ---------------------------------------------------------------------------------------
 

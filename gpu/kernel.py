@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from gpu import wgsl
 from gpu.backend import shader_error
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, OutOfMemory, ShaderError
+from gpu.native import MAX_GROUPS
 
 if TYPE_CHECKING:
     from gpu.device import Device
-
-_FORMATS = {"u32": "I", "i32": "i", "f32": "f"}
 
 
 class Kernel:
@@ -28,13 +27,15 @@ class Kernel:
         self.uniform = next((b for b in used if b.access == "uniform"), None)
         self.params = source.params if self.uniform else ()
         self.param_names = frozenset(name for name, _ in self.params)
-        self._pack = struct.Struct("<" + "".join(_FORMATS[t] for _, t in self.params)) if self.params else None
+        self._pack = struct.Struct("<" + "".join(wgsl.SCALARS[t] for _, t in self.params)) if self.params else None
         if len(self.storage) > device.caps.max_storage_buffers:
             raise LimitExceeded(
                 f"{label}: binds {len(self.storage)} storage buffers, {device.caps.name} allows "
                 f"{device.caps.max_storage_buffers} a shader; split the operation"
             )
         groups = max((b.group for b in used), default=0) + 1
+        if groups > MAX_GROUPS:
+            raise ShaderError(f"{label}: uses @group({groups - 1}); kernels have groups 0 to {MAX_GROUPS - 1}")
         self.groups = tuple(tuple(b for b in used if b.group == g) for g in range(groups))
         self.layouts, self.pipeline = _build(device, source, entry, label, self.groups)
 
@@ -65,7 +66,7 @@ def _build(
     raw = device.raw
     stage = device.backend.module.ShaderStage.COMPUTE
     kinds = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
-    code = _header(device, source.code) + source.code
+    code = _header(device, source, label) + source.code
     try:
         module = device.backend.shader_module(raw, code, label, trusted=not device.caps.checked)
         layouts = [
@@ -90,16 +91,19 @@ def _build(
     return layouts, pipeline
 
 
-def _header(device: Device, code: str) -> str:
+def _header(device: Device, source: wgsl.Source, label: str) -> str:
     """The `enable` lines this backend wants, put before line 1 without a line of their own."""
-    bare = wgsl.strip_comments(code)
     header = ""
-    if "f16" in wgsl._WORD.findall(bare):
+    extensions = source.extensions()
+    if "f16" in extensions:
         if not device.caps.f16:
-            raise ShaderError(f"a shader uses f16, which {device.caps.name} does not have; use f32")
+            raise ShaderError(f"{label}: uses f16, which {device.caps.name} does not have; use f32")
         header += "enable f16; "
-    if device.backend.needs_enable_subgroups and "subgroup" in bare:
-        header += "enable subgroups; diagnostic(off, subgroup_uniformity); "
+    if "subgroups" in extensions:
+        if not device.caps.subgroups:
+            raise ShaderError(f"{label}: uses subgroups, which {device.caps.name} does not have; pass subgroups=False")
+        if device.backend.needs_enable_subgroups:
+            header += "enable subgroups; diagnostic(off, subgroup_uniformity); "
     return header
 
 

@@ -44,13 +44,18 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+def whole_words(nbytes: int) -> int:
+    """Bytes rounded up to words of four, at least one: what WebGPU can bind and copy."""
+    return -(-max(nbytes, 4) // 4) * 4
+
+
 class Buffer:
     """A range of device memory. Freed (to the pool) when the last reference goes, or by `release()`.
 
     nbytes: size asked for. offset: where it starts in `raw`, the driver's buffer. A view shares its parent's memory.
     """
 
-    __slots__ = ("__weakref__", "_capacity", "_finalizer", "bound_bytes", "device", "nbytes", "offset", "parent", "raw")
+    __slots__ = ("__weakref__", "_finalizer", "bound_bytes", "device", "nbytes", "offset", "parent", "raw")
 
     def __init__(
         self,
@@ -63,13 +68,12 @@ class Buffer:
         parent: Buffer | None = None,
     ) -> None:
         self.device, self.raw, self.nbytes, self.offset, self.parent = device, raw, nbytes, offset, parent
-        self.bound_bytes = bound_bytes or -(-max(nbytes, 4) // 4) * 4
-        self._capacity = 0
+        self.bound_bytes = bound_bytes or whole_words(nbytes)
         self._finalizer: Any = None
 
     def view(self, offset: int, nbytes: int) -> Buffer:
         """Bytes [offset, offset + nbytes) as a buffer of their own. offset must be a multiple of 256."""
-        if offset % 256 or offset < 0 or offset + nbytes > self.nbytes:
+        if offset % 256 or offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise GpuError(
                 f"view({offset}, {nbytes}) of a buffer of {self.nbytes} bytes: the offset must be a multiple of 256 "
                 "and the range must lie inside the buffer"
@@ -81,9 +85,27 @@ class Buffer:
         self.device.memory.write(self, array, offset)
 
     def release(self) -> None:
-        """Give the memory back now. The buffer must not be used afterwards."""
+        """Give the memory back now. Recording, reading or writing the buffer or a view of it raises afterwards."""
         if self._finalizer is not None:
             self._finalizer()
+
+    @property
+    def released(self) -> bool:
+        """Whether the memory has been given back, and may belong to another buffer."""
+        owner = self
+        while owner.parent is not None:
+            owner = owner.parent
+        return owner._finalizer is not None and not owner._finalizer.alive
+
+    def require_range(self, doing: str, offset: int, nbytes: int) -> None:
+        """Raise GpuError unless [offset, offset + nbytes) are whole words' worth of live bytes of this buffer."""
+        if self.released:
+            raise GpuError(f"{doing}: the buffer ({self.nbytes} bytes) was released; allocate a new one")
+        if offset % 4 or offset < 0 or offset + nbytes > whole_words(self.nbytes):
+            raise GpuError(
+                f"{doing}: {nbytes} bytes at offset {offset} of a buffer of {self.nbytes}; "
+                "the offset must be a multiple of 4 and the range must lie inside"
+            )
 
     def __repr__(self) -> str:
         return f"Buffer({self.nbytes} bytes at {self.offset} of {self.raw.size})"
@@ -112,8 +134,9 @@ class Memory:
     def alloc(self, nbytes: int, *, uniform: bool = False) -> Buffer:
         device = self.device
         device.require_open()
-        padded = -(-max(int(nbytes), 4) // 4) * 4
-        bound = padded
+        if nbytes < 0:
+            raise GpuError(f"alloc: {nbytes} bytes asked for; a size is 0 or more")
+        padded = bound = whole_words(int(nbytes))
         if self._canary and not uniform:
             bound = padded + CANARY_BYTES
             if len(self._quarantine) >= 64:
@@ -137,7 +160,6 @@ class Memory:
         counters.bytes_live += capacity
         counters.bytes_peak = max(counters.bytes_peak, counters.bytes_live)
         buffer = Buffer(device, raw, nbytes, bound_bytes=bound)
-        buffer._capacity = capacity
         buffer._finalizer = weakref.finalize(buffer, Memory._give_back, self, raw, capacity, uniform, nbytes, padded)
         buffer._finalizer.atexit = False
         if self._canary and not uniform:
@@ -175,9 +197,8 @@ class Memory:
         """Raise if any kernel wrote behind a buffer. Only with Device.open(canary=True), which tests use."""
         self._check_quarantine()
         for buffer in list(self._live):
-            if buffer._finalizer is not None and buffer._finalizer.alive:
-                padded = -(-max(buffer.nbytes, 4) // 4) * 4
-                self._check_tail(buffer.raw, padded, buffer.nbytes)
+            if not buffer.released:
+                self._check_tail(buffer.raw, whole_words(buffer.nbytes), buffer.nbytes)
         if self.damaged:
             damaged, self.damaged = self.damaged, []
             raise GpuError("a kernel wrote behind the end of its buffer: " + "; ".join(damaged))
@@ -215,12 +236,7 @@ class Memory:
             else np.ascontiguousarray(array)
         )
         data = data.reshape(-1).view(np.uint8)
-        limit = -(-max(buffer.nbytes, 4) // 4) * 4
-        if offset % 4 or offset + data.size > limit:
-            raise GpuError(
-                f"write: {data.size} bytes at offset {offset} into a buffer of {buffer.nbytes}; "
-                "the offset must be a multiple of 4 and the data must fit"
-            )
+        buffer.require_range("write", offset, data.size)
         if data.size == 0:
             return
         if data.size % 4:  # copies are whole words: fill up the last one
@@ -236,13 +252,19 @@ class Memory:
                     self.read_raw(buffer.raw, buffer.offset + offset, 4)
 
     def read(self, buffer: Buffer, nbytes: int, offset: int = 0) -> bytes:
-        return self.read_raw(buffer.raw, buffer.offset + offset, nbytes)
+        """Bytes [offset, offset + nbytes) after everything submitted so far. Waits."""
+        return self.start_read(buffer, nbytes, offset).result()
+
+    def start_read(self, buffer: Buffer, nbytes: int, offset: int = 0) -> Pending:
+        """The same, to be fetched later."""
+        buffer.require_range("read", offset, nbytes)
+        return self._start_read(buffer.raw, buffer.offset + offset, nbytes)
 
     def read_raw(self, raw: Any, offset: int, nbytes: int) -> bytes:
-        return self.start_read(raw, offset, nbytes).result()
+        """Bytes of a driver's buffer."""
+        return self._start_read(raw, offset, nbytes).result()
 
-    def start_read(self, raw: Any, offset: int, nbytes: int) -> Pending:
-        """Copy bytes out after everything submitted so far; the result can be fetched later."""
+    def _start_read(self, raw: Any, offset: int, nbytes: int) -> Pending:
         device = self.device
         device.require_open()
         with device.backend.errors(f"read {nbytes:,} bytes"):
@@ -262,7 +284,9 @@ class Memory:
         with device.backend.errors("copy"):
             encoder = device.raw.create_command_encoder()
             for source, target in pairs:
-                nbytes = -(-max(source.nbytes, 4) // 4) * 4
+                nbytes = whole_words(source.nbytes)
+                source.require_range("copy", 0, nbytes)
+                target.require_range("copy", 0, nbytes)
                 encoder.copy_buffer_to_buffer(source.raw, source.offset, target.raw, target.offset, nbytes)
             device.backend.submit(device.raw, encoder.finish())
             device.counters.submits += 1
@@ -271,7 +295,7 @@ class Memory:
     def staging(self, nbytes: int) -> Staging:
         """A buffer to read nbytes back through, out of the pool."""
         device = self.device
-        padded = -(-nbytes // 4) * 4
+        padded = whole_words(nbytes)
         capacity = size_class(padded)
         usage = device.backend.module.BufferUsage
         free = self._staging[capacity]
@@ -312,11 +336,15 @@ class Pending:
     """A read-back under way. `result()` waits for it and gives the bytes; once only."""
 
     def __init__(self, memory: Memory, staging: Staging, token: Any, submission: Any) -> None:
-        self._memory, self._staging, self._token, self._submission = memory, staging, token, submission
+        self._memory, self._token, self._submission = memory, token, submission
+        self._staging: Staging | None = staging
 
     def result(self) -> bytes:
         device, staging = self._memory.device, self._staging
         device.require_open()
+        if staging is None:
+            raise GpuError("read back: this result was already fetched; keep the bytes")
+        self._staging = None
         with device.backend.errors("read back"):
             data = device.backend.finish_map(device.raw, staging.raw, self._token, self._submission, staging.padded)
         self._memory.return_staging(staging)

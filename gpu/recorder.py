@@ -72,9 +72,13 @@ class Recorder:
         """Run what was recorded, once, and start afresh."""
         self.plan().replay()
 
-    def plan(self) -> Plan:
-        """Make the recording replayable, and start afresh."""
-        plan = Plan(self.device, self._commands, self._params, self._keep)
+    def plan(self, *, per_submit: int = MAX_PER_SUBMIT) -> Plan:
+        """Make the recording replayable, and start afresh.
+
+        per_submit: most dispatches a submit. Drivers of laptops kill a submit that runs for seconds, so work whose
+        dispatches are long goes out in several.
+        """
+        plan = Plan(self.device, self._commands, self._params, self._keep, per_submit=per_submit)
         self._commands, self._params, self._keep = [], [], []
         return plan
 
@@ -104,6 +108,8 @@ def _check_buffers(device: Device, kernel: Kernel, buffers: dict[str, Buffer]) -
             raise ShaderError(f"{kernel.label}: '{binding.name}' is a {type(buffer).__name__}, expected a Buffer")
         if buffer.device is not device:
             raise GpuError(f"{kernel.label}: '{binding.name}' belongs to another device; upload it to this one")
+        if buffer.released:
+            raise GpuError(f"{kernel.label}: '{binding.name}' was released; allocate a new buffer")
         if buffer.bound_bytes > device.caps.max_binding:
             device.require_binding(buffer.bound_bytes, f"{kernel.label}: '{binding.name}'")
         if binding.access == "read_write":
@@ -132,9 +138,12 @@ class Plan:
         commands: Sequence[tuple[Kernel, dict[str, Buffer], tuple[int, int, int]]],
         params: Sequence[bytes],
         keep: Sequence[Buffer],
+        *,
+        per_submit: int = MAX_PER_SUBMIT,
     ) -> None:
         self.device = device
         self.kernels = [kernel for kernel, _, _ in commands]
+        self.counts = [counts for _, _, counts in commands]
         self._buffers = [buffers for _, buffers, _ in commands]  # references: a stale handle would abort the process
         self._keep = list(keep)
         self._arena = self._write_arena(params)
@@ -143,10 +152,10 @@ class Plan:
                 (kernel.pipeline, self._bind(kernel, buffers, i), counts)
                 for i, (kernel, buffers, counts) in enumerate(commands)
             ]
-            self._groups = [groups for _, groups, _ in flat]
+            self.groups = [groups for _, groups, _ in flat]
             self._batches = [
-                (device.backend.calls.compile(flat[i : i + MAX_PER_SUBMIT]), len(flat[i : i + MAX_PER_SUBMIT]))
-                for i in range(0, len(flat), MAX_PER_SUBMIT)
+                (device.backend.calls.compile(flat[i : i + per_submit]), len(flat[i : i + per_submit]))
+                for i in range(0, len(flat), per_submit)
             ]
 
     def __len__(self) -> int:
@@ -167,8 +176,12 @@ class Plan:
         copies: Sequence[Any] = ()
         with backend.errors("replay"), backend.captured("replay"):
             if write is not None:
+                write[0].require_range("replay: write", 0, len(write[1]))
+                if len(write[1]) % 4:
+                    raise GpuError(f"replay: write of {len(write[1])} bytes; whole words of 4 are written")
                 calls.write(device.queue_pointer, calls.pointer(write[0].raw), write[0].offset, write[1])
             if read is not None:
+                read[0].require_range("replay: read", 0, read[1])
                 staging = memory.staging(read[1])
                 copies = ((calls.pointer(read[0].raw), read[0].offset, calls.pointer(staging.raw), staging.padded),)
             last = len(self._batches) - 1

@@ -9,10 +9,13 @@ What the loader understands, one construct a line:
     override WG: u32 = 256u;                a pipeline constant, set by constants={"WG": 64}
     const TILE: u32 = 4u;                   a line rewritten by constants={"TILE": 8}
     fn epilogue(v: f32) -> f32 { return v; }   // slot     replaced by slots={"epilogue": "fn epilogue..."}
+
+Block comments hide all of these. A file is pasted once, where it is first included.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,18 +26,23 @@ from gpu.errors import ShaderError
 
 SHADERS = Path(__file__).resolve().parent.parent / "shaders"
 
+SCALARS = {"u32": "I", "i32": "i", "f32": "f"}  # types of Params fields -> struct codes
+
 _INCLUDE = re.compile(r"^\s*//\s*include\s+(\S+?)(?:\s+as\s+(\w+))?\s*$")
-_ALIAS = re.compile(r"^(\s*alias\s+(\w+)\s*=\s*)([\w<>]+)(\s*;.*)$")
+_ALIAS = re.compile(r"^(\s*alias\s+(\w+)\s*=\s*)([^;]+)(;.*)$")
 _CONST = re.compile(r"^(\s*const\s+(\w+)(?:\s*:\s*(\w+))?\s*=\s*)([^;]+)(;.*)$")
 _OVERRIDE = re.compile(r"^\s*override\s+(\w+)\s*(?::\s*(\w+))?\s*(?:=[^;]*)?;", re.MULTILINE)
 _SLOT = re.compile(r"^\s*fn\s+(\w+)\s*\(.*//\s*slot\b.*$")
+_ATTRIBUTE = r"@\w+\s*(?:\((?:[^()]|\([^()]*\))*\))?\s*"
 _BINDING = re.compile(
-    r"@group\((\d+)\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read_write|read)\s*)?>\s*(\w+)\s*:\s*([^;]+);"
+    rf"((?:{_ATTRIBUTE})+)var\s*<\s*(uniform|storage)\s*(?:,\s*(read_write|read)\s*)?>\s*(\w+)\s*:\s*([^;]+);"
 )
-_STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^}]*)\}")
-_FUNCTION = re.compile(r"((?:@\w+(?:\([^)]*\))?\s*)*)fn\s+(\w+)\s*\(")
-_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # identifiers, but not members: wg.x is no use of x
-_SCALARS = {"u32": "I", "i32": "i", "f32": "f"}
+_STRUCT = re.compile(r"\bstruct\s+(\w+)\s*\{([^}]*)\}")
+_FUNCTION = re.compile(rf"((?:{_ATTRIBUTE})*)\bfn\s+(\w+)\s*\(")
+# Names, and what opens or closes a scope. Members (wg.x is no use of x), attributes and numbers match to be skipped.
+_TOKEN = re.compile(rf"{_ATTRIBUTE}|\.\s*[A-Za-z_]\w*|[0-9][\w.]*|[A-Za-z_]\w*|[{{}};]")
+_F16 = re.compile(r"\bf16\b|\b(?:vec[234]|mat[234]x[234])h\b|\b[0-9.]+h\b")
+_SUBGROUP = re.compile(r"\bsubgroup")
 
 
 @dataclass(frozen=True)
@@ -70,21 +78,25 @@ class Source:
 
     def used_by(self, entry: str) -> tuple[Binding, ...]:
         """The bindings that `entry` reaches, directly or through the functions it calls."""
-        functions = _function_bodies(self.code)
-        if entry not in functions:
+        functions = _functions(self.code)
+        if entry not in self.entries:
             raise ShaderError(f"{self.path}: no entry point '{entry}'; it has {', '.join(self.entries) or 'none'}")
-        seen: set[str] = set()
-        words: set[str] = set()
+        reached: set[str] = set()
+        called = {entry}
         todo = [entry]
         while todo:
-            name = todo.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            found = set(_WORD.findall(functions[name]))
-            words |= found
-            todo += [word for word in found if word in functions and word not in seen]
-        return tuple(b for b in self.bindings if b.name in words)
+            names = _outer_names(*functions[todo.pop()])
+            reached |= names
+            new = {name for name in names if name in functions} - called
+            called |= new
+            todo += new
+        return tuple(b for b in self.bindings if b.name in reached)
+
+    def extensions(self) -> frozenset[str]:
+        """The language extensions the code needs: "f16", "subgroups"."""
+        code = strip_comments(self.code)
+        needs = {"f16": _F16.search(code), "subgroups": _SUBGROUP.search(code)}
+        return frozenset(name for name, found in needs.items() if found)
 
 
 def load(
@@ -122,15 +134,16 @@ def assemble(
     out: list[str] = []
     where: list[tuple[str, int]] = []
     done: set[str] = set()
-    for line, place in zip(text, lines, strict=True):
+    for line, visible, place in zip(text, _visible(text), lines, strict=True):
         replaced = [line]
-        if (m := _ALIAS.match(line)) and m[2] in types:
+        if (m := _ALIAS.match(visible)) and m[2] in types:
             replaced = [m[1] + types[m[2]] + m[4]]
             done.add(m[2])
-        elif (m := _CONST.match(line)) and m[2] in wanted:
-            replaced = [m[1] + _literal(wanted[m[2]], m[3] or _type_of_literal(m[4])) + m[5]]
+        elif (m := _CONST.match(visible)) and m[2] in wanted:
+            literal = _literal(f"{path}: const {m[2]}", wanted[m[2]], m[3] or _type_of_literal(m[4]))
+            replaced = [m[1] + literal + m[5]]
             done.add(m[2])
-        elif (m := _SLOT.match(line)) and m[1] in slots:
+        elif (m := _SLOT.match(visible)) and m[1] in slots:
             replaced = slots[m[1]].splitlines()
             done.add(m[1])
         out += replaced
@@ -144,23 +157,45 @@ def assemble(
         raise ShaderError(
             f"{path}: nothing named {sorted(unknown)} to set; look for a missing alias, const, override or slot"
         )
-    bindings = tuple(
-        Binding(int(g), int(b), name, "uniform" if space == "uniform" else (access or "read"), type_.strip())
-        for g, b, space, access, name, type_ in _BINDING.findall(bare)
-    )
+    bindings = tuple(_binding(path, *found) for found in _BINDING.findall(bare))
     structs = dict(_STRUCT.findall(bare))
-    params: tuple[tuple[str, str], ...] = ()
-    for binding in bindings:
-        if binding.access == "uniform":
-            params = _fields(path, binding.type, structs)
+    uniforms = [binding for binding in bindings if binding.access == "uniform"]
+    if len(uniforms) > 1:
+        names = ", ".join(binding.name for binding in uniforms)
+        raise ShaderError(f"{path}: several uniforms ({names}); put all parameters into one Params struct")
+    params = _fields(path, uniforms[0].type, structs) if uniforms else ()
     entries = tuple(m[2] for m in _FUNCTION.finditer(bare) if "@compute" in m[1])
     return Source(path, code, tuple(where), bindings, params, entries, overrides, pipeline_constants)
 
 
-def strip_comments(code: str) -> str:
-    """The code with comments blanked out, line structure kept."""
-    code = re.sub(r"//[^\n]*", "", code)
-    return re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), code, flags=re.DOTALL)
+_IN_CODE, _IN_LINE, _IN_BLOCK = re.compile(r"//|/\*|\n"), re.compile(r"\n"), re.compile(r"/\*|\*/|\n")
+
+
+def strip_comments(code: str, *, keep_line_comments: bool = False) -> str:
+    """The code with comments blanked out, line structure kept. Block comments nest, as WGSL says."""
+    out: list[str] = []
+    depth, in_line, at = 0, False, 0
+    while m := (_IN_BLOCK if depth else _IN_LINE if in_line else _IN_CODE).search(code, at):
+        shown = not depth and (not in_line or keep_line_comments)
+        out.append(code[at : m.start()] if shown else "")
+        at = m.end()
+        if m[0] == "\n":
+            out.append("\n")
+            in_line = False
+        elif m[0] == "//":
+            out.append("//" if keep_line_comments else "")
+            in_line = True
+        else:
+            out.append(" ")  # a comment separates words
+            depth += 1 if m[0] == "/*" else -1
+    if not depth and (not in_line or keep_line_comments):
+        out.append(code[at:])
+    return "".join(out)
+
+
+def _visible(text: list[str]) -> list[str]:
+    """The lines without block comments. Line comments stay: includes and slots are written in them."""
+    return strip_comments("\n".join(text), keep_line_comments=True).split("\n") if text else []
 
 
 class _Assembler:
@@ -182,8 +217,9 @@ class _Assembler:
             raise ShaderError(
                 f"{source or 'the loader'} asks for shader '{path}', which is not there ({error.strerror})"
             ) from error
-        for number, line in enumerate(content.splitlines(), 1):
-            include = _INCLUDE.match(line)
+        written = content.splitlines()
+        for number, (line, visible) in enumerate(zip(written, _visible(written), strict=True), 1):
+            include = _INCLUDE.match(visible)
             if include is None:
                 self.text.append(line)
                 self.lines.append((path, number))
@@ -198,12 +234,25 @@ class _Assembler:
             self.paste(target, f"{path}:{number}")
 
 
-def _literal(value: Any, type_: str) -> str:
-    if type_ == "bool":
+_RANGES = {"u32": (0, 2**32 - 1), "i32": (-(2**31), 2**31 - 1)}
+
+
+def _literal(what: str, value: Any, type_: str) -> str:
+    """`value` as WGSL of that type; a type that is an alias gets a number without suffix, which fits every scalar."""
+    if type_ == "bool" or isinstance(value, bool):
+        if type_ in SCALARS:
+            return str(int(value)) + ("u" if type_ == "u32" else "")
         return "true" if value else "false"
-    if type_ == "f32":
-        return f"{float(value)!r}f" if "e" in repr(float(value)) else f"{float(value)!r}"
-    return f"{int(value)}{'u' if type_ == 'u32' else ''}"
+    if not math.isfinite(value):
+        raise ShaderError(f"{what} = {value}: WGSL has no such literal; use a large finite number")
+    if type_ in _RANGES:
+        low, high = _RANGES[type_]
+        if value != int(value) or not low <= value <= high:
+            raise ShaderError(f"{what} = {value}: a {type_} is a whole number in {low} to {high}")
+        return f"{int(value)}{'u' if type_ == 'u32' else ''}"
+    if type_ in ("f32", "f16"):
+        return f"{float(value)!r}{'f' if type_ == 'f32' else 'h'}"
+    return repr(float(value)) if value != int(value) else str(int(value))
 
 
 def _type_of_literal(text: str) -> str:
@@ -223,26 +272,68 @@ def _fields(path: str, struct: str, structs: Mapping[str, str]) -> tuple[tuple[s
         if not part.strip():
             continue
         name, _, type_ = (p.strip() for p in part.partition(":"))
-        if type_ not in _SCALARS:
-            raise ShaderError(f"{path}: {struct}.{name} is {type_}; Params fields are u32, i32 or f32")
+        if type_ not in SCALARS or not name.isidentifier():
+            raise ShaderError(f"{path}: {struct} has '{part.strip()}'; Params fields are plain u32, i32 or f32")
         fields.append((name, type_))
     return tuple(fields)
 
 
-def _function_bodies(code: str) -> dict[str, str]:
-    """Name -> signature and body of every function."""
+def _binding(path: str, attributes: str, space: str, access: str, name: str, type_: str) -> Binding:
+    numbers = dict(re.findall(r"@(group|binding)\s*\(\s*(\d+)u?\s*\)", attributes))
+    if numbers.keys() != {"group", "binding"}:
+        raise ShaderError(f"{path}: binding {name} needs @group(n) @binding(n), with plain numbers")
+    kind = "uniform" if space == "uniform" else access or "read"
+    return Binding(int(numbers["group"]), int(numbers["binding"]), name, kind, type_.strip())
+
+
+def _functions(code: str) -> dict[str, tuple[str, str]]:
+    """Name -> (parameters, body) of every function, without comments."""
     code = strip_comments(code)
-    bodies = {}
+    functions = {}
     for m in _FUNCTION.finditer(code):
-        depth, i = 0, code.index("{", m.end())
-        start = m.end()
-        while True:
-            if code[i] == "{":
-                depth += 1
-            elif code[i] == "}":
-                depth -= 1
-                if depth == 0:
-                    break
-            i += 1
-        bodies[m[2]] = code[start : i + 1]
-    return bodies
+        closing = _closing(code, m.end() - 1, "()")
+        opening = code.find("{", closing)
+        functions[m[2]] = (code[m.end() : closing], code[opening : _closing(code, opening, "{}") + 1])
+    return functions
+
+
+def _closing(code: str, start: int, pair: str) -> int:
+    """Where the bracket opened at `start` closes; the end of the code if it never does (the driver will complain)."""
+    depth = 0
+    for i in range(start, len(code)):
+        depth += (code[i] == pair[0]) - (code[i] == pair[1])
+        if depth == 0:
+            return i
+    return len(code)
+
+
+def _outer_names(parameters: str, body: str) -> set[str]:
+    """The names in a function's body that it does not declare itself: those of bindings, functions and constants.
+
+    A local name hides the outer one from the end of its declaration to the end of its block.
+    """
+    scopes = [set(re.findall(r"(\w+)\s*:", re.sub(_ATTRIBUTE, "", parameters)))]
+    loops: list[int] = []  # depths of scopes that `for` opened: their variable lives to the end of the loop's body
+    declared: list[str] = []
+    names: set[str] = set()
+    previous = ""
+    for token in _TOKEN.findall(re.sub(r"\bvar\s*<[^>]*>", "var ", body)):
+        if token == "for":
+            scopes.append(set())
+            loops.append(len(scopes))
+        elif token == "{":
+            scopes.append(set())
+        elif token == "}":
+            scopes.pop()
+            if loops and loops[-1] == len(scopes):
+                loops.pop()
+                scopes.pop()
+        elif token == ";":
+            scopes[-1].update(declared)
+            declared = []
+        elif previous in ("let", "var", "const"):
+            declared.append(token)
+        elif (token[0].isalpha() or token[0] == "_") and not any(token in scope for scope in scopes):
+            names.add(token)
+        previous = token
+    return names
