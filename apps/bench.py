@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpu import Device, Plan
 
 DISPATCHES = 180
+PAUSE = 0.01  # seconds before a timed call
 BINDINGS = (2, 4, 6, 8)
 
 
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="answer tokens a run; default 128")
     parser.add_argument("--prompt", type=int, default=128, metavar="N", help="prompt tokens a run; default 128")
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs to take the median of; default 5")
+    parser.add_argument("--profile", action="store_true", help="with decode: time on the device, by kernel")
     parser.add_argument("--json", action="store_true", help="one object, for machines")
 
 
@@ -49,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     if "record" in what:
         report["record"] = record_cost(device, runs=max(20, args.runs))
     if "decode" in what:
-        report["decode"] = decode_speed(device, args.model, prompt=args.prompt, tokens=args.tokens, runs=args.runs)
+        report["decode"] = decode_speed(
+            device, args.model, prompt=args.prompt, tokens=args.tokens, runs=args.runs, profile=args.profile
+        )
     print(json.dumps(report) if args.json else text_of(report))
     return 0
 
@@ -71,6 +75,10 @@ def text_of(report: dict[str, Any]) -> str:
         ]
         rows = [(name, d[key]) for name, key in DECODE_ROWS]
         lines.append(term.table(rows, right=(1,)))
+        if "kernels" in d:
+            total = sum(k["us"] for k in d["kernels"])
+            rows = [(k["kernel"], k["dispatches"], k["us"], f"{100 * k['us'] / total:.0f} %") for k in d["kernels"]]
+            lines += ["", term.table(rows, header=("kernel", "dispatches", "us a token", "share"), right=(1, 2, 3))]
     return "\n".join(lines)
 
 
@@ -117,8 +125,10 @@ def _empty_plan(device: Device, bindings: int) -> Plan:
 
 
 def _median(work: Callable[[], object], device: Device, runs: int) -> float:
+    """Seconds of one call, each after a pause: waiting beside a busy thread is one too, and cools the caches alike."""
     times = []
     for _ in range(runs + 3):
+        time.sleep(PAUSE)
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
@@ -144,7 +154,9 @@ class _Busy:
             count += 1
 
 
-def decode_speed(device: Device, model: str, *, prompt: int, tokens: int, runs: int) -> dict[str, Any]:
+def decode_speed(
+    device: Device, model: str, *, prompt: int, tokens: int, runs: int, profile: bool = False
+) -> dict[str, Any]:
     """Tokens a second of prompt and greedy answer (past the end of the text), medians of `runs` after a first one."""
     from apps.pull import ensure
     from nn.generate.engine import Engine, Timings
@@ -170,7 +182,7 @@ def decode_speed(device: Device, model: str, *, prompt: int, tokens: int, runs: 
                     first = time.perf_counter() - loaded
             timings.append(timing)
             bar.update(i + 1, runs + 1)
-    return {
+    report: dict[str, Any] = {
         "model": file.path.name,
         "prompt_tokens": prompt,
         "answer_tokens": tokens,
@@ -181,3 +193,11 @@ def decode_speed(device: Device, model: str, *, prompt: int, tokens: int, runs: 
         "first_token_seconds": round(first, 2),
         "dispatches": engine.dispatches,
     }
+    if profile:
+        from gpu.profile import by_kernel, profile_plan
+
+        report["kernels"] = [
+            {"kernel": label, "dispatches": count, "us": round(seconds * 1e6, 2)}
+            for label, count, seconds in by_kernel(profile_plan(engine.decode_plan))
+        ]
+    return report

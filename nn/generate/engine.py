@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CHUNKS_GPU = (8, 64, 256)  # rows of a prompt chunk, smallest that holds what is left
 CHUNKS_CPU = (8, 32)
+CHUNK_SUBMIT = 32  # dispatches a submit of a prompt chunk: a few layers, so that no driver takes it for a hang
+STEP_SUBMIT = 1024
 
 
 class GenerationError(RuntimeError):
@@ -96,7 +98,12 @@ class Engine:
     @property
     def dispatches(self) -> int:
         """Dispatches of one decode step."""
-        return len(self._plan("decode", 1, False)[0])
+        return len(self.decode_plan)
+
+    @property
+    def decode_plan(self) -> Plan:
+        """The recorded plan of one decode step, for looking at."""
+        return self._plan("decode", 1, False)[0]
 
     def reset(self) -> None:
         """Forget the conversation."""
@@ -285,7 +292,7 @@ class Engine:
         record = self.device.recorder()
         (array,) = compile_program(self.device, [result.node]).record(record)
         assert isinstance(array, Array)
-        return record.plan(), array
+        return record.plan(per_submit=CHUNK_SUBMIT if kind == "chunk" else STEP_SUBMIT), array
 
     def _sampled(self, logits: Tensor, biased: bool) -> Tensor:
         chosen = Tensor(self._chosen)
