@@ -121,7 +121,6 @@ class Environment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_Generation, loopcontrols],
             finalize=_finalize,
-            optimized=False,  # constants are computed while rendering, from the budget
         )
         self.globals = {
             "range": _range,
