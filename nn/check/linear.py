@@ -1,0 +1,471 @@
+"""Checks of shaders/matmul (products with weight matrices) and shaders/rope/rope_cache.wgsl, against float64 formulas.
+
+Every entry point of every kernel file with every storage format, token counts around each switch, row counts that no
+tile divides, weights in several windows; the kernels of both kinds of device run on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nn.check.base import Case, Outcome
+from nn.check.quant import random_raw, upload_in
+from nn.ops.base import Array, Op
+from nn.ops.linear import (
+    GEMM_VARIANT,
+    GatedMLP,
+    Linear,
+    NormLinear,
+    QKVRope,
+    Variant,
+    gemv_variant,
+    multiply,
+    row_variant,
+)
+from nn.quant import FORMATS, dequantize, format_of
+
+if TYPE_CHECKING:
+    from gpu import Buffer, Device
+
+EPS = 1e-5
+
+
+# --- truths ----------------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float = EPS) -> np.ndarray:
+    """x / sqrt(mean(x^2) + eps) * gain over the last axis, float64."""
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain.astype(np.float64)
+
+
+def gated(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
+    """act(gate) * up, float64."""
+    if activation == "silu":
+        return gate / (1.0 + np.exp(-gate)) * up
+    inner = np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)
+    return 0.5 * gate * (1.0 + np.tanh(inner)) * up
+
+
+def rotate(x: np.ndarray, angles: np.ndarray, *, interleaved: bool) -> np.ndarray:
+    """Rotary embedding of x (T, H, D) float64 by angles (T, R/2) radians; features past R as they are."""
+    half = angles.shape[1]
+    out = x.copy()
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    a, b = x[..., first], x[..., second]
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return out
+
+
+def products(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, float]:
+    """x W^T in float64, and 32 units of f32 rounding at the largest sum of |x w|: the tolerance of an f32 sum."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    return x @ w.T, 2e-6 * float((np.abs(x) @ np.abs(w).T).max(initial=0.0)) + 1e-30
+
+
+# --- one kernel on one input -----------------------------------------------------------------------------------------
+
+
+def poisoned(device: Device, *shape: int) -> Buffer:
+    """A buffer of NaN, so that what a kernel leaves unwritten fails."""
+    return device.upload(np.full(shape, np.nan, np.float32))
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _rows(
+    device: Device,
+    rng: np.random.Generator,
+    *,
+    chosen: Variant,
+    entry: str,
+    format: str,
+    rows: int,
+    cols: int,
+    tokens: tuple[int, ...],
+    pieces: int = 1,
+    activation: str = "silu",
+    subgroups: bool | None = None,
+) -> Iterator[Outcome]:
+    """An entry that makes rows of out: linear*, norm_linear, gated_linear, norm_gated_linear. cols: whole blocks."""
+    raw = random_raw(rng, format, rows, cols)
+    weight, matrix = upload_in(device, raw, (rows, cols), format, pieces), dequantize(raw, format)
+    for t in tokens:
+        x, gain, bias = normal(rng, t, cols), normal(rng, cols), normal(rng, rows)
+        width = rows // 2 if "gated" in entry else rows
+        residual, out = normal(rng, t, width), poisoned(device, t, width)
+        want, atol = products(rms_norm(x, gain) if "norm" in entry else x, matrix)
+        buffers: dict[str, np.ndarray] = {"x": x}
+        if "norm" in entry:
+            buffers["gain"] = gain
+        if "bias" in entry:
+            want, buffers["bias"] = want + bias, bias
+        if "residual" in entry:
+            want, buffers["residual"] = want + residual, residual
+        if "gated" in entry:
+            atol *= 2.0 * (1.0 + np.abs(want).max())
+            want = gated(want[:, :width], want[:, width:], activation)
+        record = device.recorder()
+        multiply(
+            record, chosen, entry, weight, tokens=t, out=out, out_cols=width, eps=EPS if "norm" in entry else 0.0,
+            constants={"GELU": int(activation == "gelu_tanh")} if "gated" in entry else None,
+            subgroups=subgroups, **{name: device.upload(array) for name, array in buffers.items()},
+        )  # fmt: skip
+        record.submit()
+        yield Outcome(device.read(out, np.float32, want.shape), want, 1e-5, atol, f"{t} tokens")
+
+
+class Projection:
+    """Random queries, keys and values with their truth. `ahead` and `table_ahead` count from `position`."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rotated: int,
+        tokens: int,
+        valid: int,
+        cache: str = "f32",
+        ahead: int | None = None,
+        table_ahead: int | None = None,
+        interleaved: bool = False,
+    ) -> None:
+        self.position, self.valid, self.tokens = 5, valid, tokens
+        self.heads, self.kv_heads, self.head_dim, self.rotated = heads, kv_heads, head_dim, rotated
+        self.context = self.position + (tokens + 2 if ahead is None else ahead)
+        self.table_rows = self.position + (tokens if table_ahead is None else table_ahead)
+        self.interleaved = interleaved
+        self.width = (heads + 2 * kv_heads) * head_dim
+        angles = rng.uniform(-np.pi, np.pi, (self.table_rows, rotated // 2))
+        self.table = np.stack((np.cos(angles), np.sin(angles)), -1).astype(np.float32)
+        self.angles = np.arctan2(self.table[..., 1].astype(np.float64), self.table[..., 0])
+        self.step = np.array([self.position, valid, 0, 0], np.uint32)
+        self.type = np.dtype(np.float32 if cache == "f32" else np.float16)
+        self.caches = [normal(rng, self.context, kv_heads * head_dim).astype(self.type) for _ in range(2)]
+
+    def sizes(self) -> dict[str, int]:
+        names = ("heads", "kv_heads", "head_dim", "rotated", "context", "table_rows")
+        return {name: getattr(self, name) for name in names}
+
+    def truth(self, qkv: np.ndarray, q_gain: np.ndarray | None = None, k_gain: np.ndarray | None = None) -> Any:
+        """q (T, H * D), and both caches, from qkv (T, width) float64."""
+        ends = np.cumsum([self.heads, self.kv_heads]) * self.head_dim
+        q, k, v = (part.reshape(self.tokens, -1, self.head_dim) for part in np.split(qkv, ends, axis=1))
+        if q_gain is not None and k_gain is not None:
+            q, k = rms_norm(q, q_gain), rms_norm(k, k_gain)
+        places = np.arange(self.position, self.position + self.tokens)
+        angles = self.angles[np.minimum(places, self.table_rows - 1)]
+        q, k = (rotate(part, angles, interleaved=self.interleaved) for part in (q, k))
+        k_cache, v_cache = (cache.astype(np.float64) for cache in self.caches)
+        kept = places[: self.valid][places[: self.valid] < self.context]
+        k_cache[kept] = k.reshape(self.tokens, -1)[: len(kept)]
+        v_cache[kept] = v.reshape(self.tokens, -1)[: len(kept)]
+        return q.reshape(self.tokens, -1), k_cache, v_cache
+
+    def upload(self, device: Device) -> dict[str, Buffer]:
+        k_cache, v_cache = (device.upload(cache) for cache in self.caches)
+        out = poisoned(device, self.tokens, self.heads * self.head_dim)
+        ends = {"rope": device.upload(self.table), "step": device.upload(self.step)}
+        return {**ends, "k_cache": k_cache, "v_cache": v_cache, "out": out}
+
+    def outcomes(self, device: Device, buffers: dict[str, Buffer], truth: Any, atol: float) -> Iterator[Outcome]:
+        q, *caches = truth
+        label = f"{self.tokens} tokens"
+        yield Outcome(device.read(buffers["out"], np.float32, q.shape), q, 1e-5, 2 * atol, f"q, {label}")
+        half = 0.0 if self.type == np.float32 else 2.0**-11  # an f16 rounds by at most this part of its value
+        for name, want in zip(("k_cache", "v_cache"), caches, strict=True):
+            got = device.read(buffers[name], self.type, want.shape).astype(np.float64)
+            yield Outcome(got, want, 1e-5 + half, 2 * atol, f"{name}, {label}")
+
+
+def _qkv(
+    device: Device,
+    rng: np.random.Generator,
+    *,
+    chosen: Variant,
+    entry: str,
+    format: str,
+    cols: int,
+    tokens: tuple[int, ...],
+    subgroups: bool | None = None,
+    interleaved: bool = False,
+    cache: str = "f32",
+    **shape: int,
+) -> Iterator[Outcome]:
+    """norm_qkv_rope and norm_qkv_bias_rope. The last of several tokens is padding, which must not reach the cache."""
+    for t in tokens:
+        case = Projection(rng, tokens=t, valid=max(1, t - 1), cache=cache, interleaved=interleaved, **shape)
+        raw = random_raw(rng, format, case.width, cols)
+        weight = upload_in(device, raw, (case.width, cols), format, 1)
+        x, gain, bias = normal(rng, t, cols), normal(rng, cols), normal(rng, case.width)
+        qkv, atol = products(rms_norm(x, gain), dequantize(raw, format))
+        buffers = case.upload(device)
+        more = {"x": device.upload(x), "gain": device.upload(gain)}
+        if "bias" in entry:
+            qkv, more["bias"] = qkv + bias, device.upload(bias)
+        record = device.recorder()
+        multiply(
+            record, chosen, entry, weight, tokens=t, out_cols=case.heads * case.head_dim, eps=EPS, sizes=case.sizes(),
+            constants={"INTERLEAVED": int(interleaved)}, types={"KV": cache}, subgroups=subgroups, **buffers, **more,
+        )  # fmt: skip
+        record.submit()
+        yield from case.outcomes(device, buffers, case.truth(qkv), atol)
+
+
+def _rope_cache(
+    device: Device,
+    rng: np.random.Generator,
+    *,
+    entry: str,
+    group: int,
+    tokens: int,
+    valid: int,
+    subgroups: bool | None = None,
+    **options: Any,
+) -> Iterator[Outcome]:
+    case = Projection(rng, tokens=tokens, valid=valid, **options)
+    qkv, buffers, more = normal(rng, tokens, case.width), case.upload(device), {}
+    want, gains = qkv.astype(np.float64), []
+    if "bias" in entry:
+        bias = normal(rng, case.width)
+        want, more["bias"] = want + bias, device.upload(bias)
+    if "norm" in entry:
+        gains = [normal(rng, case.head_dim) for _ in range(2)]
+        more |= {name: device.upload(gain) for name, gain in zip(("q_gain", "k_gain"), gains, strict=True)}
+    kernel = device.kernel(
+        "rope/rope_cache.wgsl", entry, constants={"INTERLEAVED": int(case.interleaved), "WG": group},
+        types={"KV": options.get("cache", "f32")}, subgroups=subgroups,
+    )  # fmt: skip
+    record = device.recorder()
+    grid = tokens * (case.heads + 2 * case.kv_heads)
+    record(kernel, grid, qkv=device.upload(qkv), tokens=tokens, eps=EPS, **case.sizes(), **buffers, **more)
+    record.submit()
+    yield from case.outcomes(device, buffers, case.truth(want, *gains), 2e-6)
+
+
+def _helper_rows(
+    device: Device, rng: np.random.Generator, *, entry: str, activation: str = "silu"
+) -> Iterator[Outcome]:
+    """pad and gate of rows.wgsl."""
+    rows, cols, out_cols = (5, 45, 64) if entry == "pad" else (7, 26, 13)
+    x, out = 8.0 * normal(rng, rows, cols), poisoned(device, rows, out_cols)
+    constants = {"GELU": int(activation == "gelu_tanh")} if entry == "gate" else {}
+    if entry == "pad":
+        want = np.pad(x, ((0, 0), (0, out_cols - cols)))
+    else:
+        x[0, :4] = -100.0, 100.0, -3e18, 3e18  # the activation must not overflow on its way
+        x[:, out_cols:] = np.clip(x[:, out_cols:], -1.0, 1.0)
+        with np.errstate(over="ignore"):
+            want = gated(x[:, :out_cols].astype(np.float64), x[:, out_cols:].astype(np.float64), activation)
+    record = device.recorder()
+    kernel = device.kernel("matmul/rows.wgsl", entry, constants=constants)
+    record(kernel, -(-out_cols * rows // 64), x=device.upload(x), out=out, rows=rows, cols=cols, out_cols=out_cols)
+    record.submit()
+    yield Outcome(device.read(out, np.float32, want.shape), want, 1e-5, 1e-6)
+
+
+# --- the list --------------------------------------------------------------------------------------------------------
+
+PLAIN = ("linear", "linear_bias", "linear_residual", "linear_bias_residual", "norm_linear")
+PAIRED = ("gated_linear", "norm_gated_linear")
+QKV = ("norm_qkv_rope", "norm_qkv_bias_rope")
+_SHARED = ("matmul/weight.wgsl", "matmul/gated.wgsl", "rope/qkv.wgsl")
+_SHAPES: tuple[dict[str, Any], ...] = (
+    {"heads": 3, "kv_heads": 1, "head_dim": 6, "rotated": 4},
+    {"heads": 2, "kv_heads": 2, "head_dim": 16, "rotated": 16, "interleaved": True},
+)
+
+
+def _whole(format: str, blocks: int) -> int:
+    """Columns of at least that many blocks of 32 that the format can store."""
+    return -(-blocks * 32 // max(32, format_of(format).block)) * max(32, format_of(format).block)
+
+
+def _variants() -> list[tuple[str, Variant, tuple[int, ...], bool | None, int, tuple[str, ...]]]:
+    """(name, variant, token counts, subgroups, blocks of 32 a row, entries) of every kernel in every form."""
+    every = (*PLAIN, *PAIRED, *QKV)
+    found: list[tuple[str, Variant, tuple[int, ...], bool | None, int, tuple[str, ...]]] = [
+        ("row", row_variant(1, dense=False), (1,), False, 3, every),
+        ("row 4 tokens", row_variant(4, dense=False), (2, 3, 8, 9, 33), False, 3, every),
+    ]
+    for tile, tokens in ((1, (1,)), (2, (2,)), (4, (3,)), (8, (8, 9, 33))):
+        for subgroups in (True, False):
+            # More blocks than the lanes and than one chunk; then few, so that several rows share a subgroup.
+            wide = 64 // tile + 3
+            for blocks in (wide, 3) if tile == 1 else (wide,):
+                form = gemv_variant(tile, 64, blocks * 32, 32)
+                name = f"gemv {tile} lanes {dict(form.constants)['LANES']}{' subgroups' if subgroups else ''}"
+                found.append((name, form, tokens, subgroups, blocks, every))
+    found.append(("gemm", GEMM_VARIANT, (1, 9, 33, 65), False, 3, (*PLAIN[:4], PAIRED[0])))
+    return found
+
+
+def cases() -> list[Case]:
+    """Every format meets every variant, and every entry every variant; which of them meet in one case rotates."""
+    found: list[Case] = []
+    for number, (name, chosen, tokens, subgroups, blocks, entries) in enumerate(_variants()):
+        for i, format in enumerate(FORMATS):
+            entry = entries[(i + number) % len(entries)]
+            cols = _whole(format, blocks)
+            shaders = (chosen.path, f"quant/{format}.wgsl", *_SHARED)
+            if chosen.path != GEMM_VARIANT.path:
+                shaders += ("matmul/entries.wgsl",)
+            if chosen.path == "matmul/gemv.wgsl":
+                shaders += ("matmul/lanes_subgroup.wgsl" if subgroups else "matmul/lanes.wgsl",)
+            dense = chosen.path == "matmul/row.wgsl" and format_of(format).dense
+            form = row_variant(chosen.tokens, dense=True) if dense else chosen
+            options = {"chosen": form, "entry": entry, "format": format, "cols": cols, "tokens": tokens}
+            label = f"matmul/{entry}: {name}, {format} K={cols}"
+            needs = {"subgroups"} if subgroups else set()
+            if entry in QKV:
+                cache = ("f32", "f16")[(i + number) // len(entries) % 2]
+                shape = _SHAPES[number % 2]
+                run = partial(_qkv, subgroups=subgroups, cache=cache, **options, **shape)
+                needs |= {"f16"} if cache == "f16" else set()
+                label += f" cache {cache}"
+            else:
+                activation = ("silu", "gelu_tanh")[number % 2]
+                rows, pieces = (78, 1) if "gated" in entry else (77, 1 + i % 3)
+                run = partial(_rows, rows=rows, pieces=pieces, activation=activation, subgroups=subgroups, **options)
+            found.append(Case(label, run, shaders, frozenset(needs)))
+    return found + _rope_cases() + _helper_cases() + _op_cases()
+
+
+def _rope_cases() -> list[Case]:
+    found = []
+    shaders = ("rope/rope_cache.wgsl", "rope/qkv.wgsl")
+    forms: list[tuple[str, int, bool, dict[str, Any]]] = [
+        ("1 token", 32, False, {"tokens": 1, "valid": 1}),
+        ("padding", 8, True, {"tokens": 7, "valid": 4}),
+        ("past the end of the cache", 8, False, {"tokens": 4, "valid": 4, "ahead": 2}),
+        ("past the end of the table", 32, True, {"tokens": 4, "valid": 4, "table_ahead": 1}),
+        ("f16", 8, False, {"tokens": 5, "valid": 5, "cache": "f16"}),
+        ("head 256", 32, True, {"tokens": 3, "valid": 3, "heads": 2, "kv_heads": 1, "head_dim": 256, "rotated": 256}),
+    ]
+    for entry in ("rope_cache", "rope_cache_bias", "rope_cache_norm"):
+        for i, (name, group, subgroups, form) in enumerate(forms):
+            options = {**_SHAPES[i % 2], **form}
+            needs = ({"subgroups"} if subgroups else set()) | ({"f16"} if form.get("cache") == "f16" else set())
+            run = partial(_rope_cache, entry=entry, group=group, subgroups=subgroups, **options)
+            label = f"rope/{entry}: {name}, {group} invocations{' subgroups' if subgroups else ''}"
+            found.append(Case(label, run, shaders, frozenset(needs)))
+    return found
+
+
+def _helper_cases() -> list[Case]:
+    shaders = ("matmul/rows.wgsl", "matmul/gated.wgsl")
+    return [
+        Case("matmul/pad: 45 to 64 columns", partial(_helper_rows, entry="pad"), shaders),
+        Case("matmul/gate: silu", partial(_helper_rows, entry="gate"), shaders),
+        Case("matmul/gate: gelu_tanh", partial(_helper_rows, entry="gate", activation="gelu_tanh"), shaders),
+    ]
+
+
+def _op_cases() -> list[Case]:
+    """The operations themselves, as this device lowers them: the choice of kernels and what happens between them."""
+    found = []
+    for format, cols, pieces in (("q4_1", 96, 1), ("q8_0", 160, 2), ("f32", 45, 1), ("f16", 77, 2), ("q6_k", 256, 3)):
+        for tokens in (1, 3, 9):
+            label = f"{format} {tokens}x{cols}, {pieces} windows"
+            options = {"format": format, "cols": cols, "pieces": pieces, "tokens": tokens}
+            shaders = ("matmul/rows.wgsl", *_SHARED)
+            found.append(Case(f"ops/linear: {label}", partial(_op_linear, **options), shaders))
+            found.append(Case(f"ops/gated_mlp: {label}", partial(_op_gated, **options), shaders))
+    for form, options in (
+        ("one matrix", {}),
+        ("bias", {"bias": True}),
+        ("three formats", {"split": True}),
+        ("three formats, bias", {"split": True, "bias": True}),
+        ("head norms", {"norms": True}),
+        ("head norms, bias", {"norms": True, "bias": True}),
+    ):
+        for tokens in (1, 3, 9):
+            run = partial(_op_qkv, tokens=tokens, **options)
+            found.append(Case(f"ops/qkv_rope: {form}, {tokens} tokens", run, ("rope/rope_cache.wgsl", *_SHARED)))
+    return found
+
+
+def _lower(device: Device, op: Op, *operands: Any, out: Buffer, shape: tuple[int, ...]) -> np.ndarray:
+    record = device.recorder()
+    op.lower(record, *operands, Array(out, shape))
+    record.submit()
+    return device.read(out, np.float32, shape)
+
+
+def _array(device: Device, array: np.ndarray) -> Array:  # f32
+    return Array(device.upload(array), array.shape)
+
+
+def _op_linear(
+    device: Device, rng: np.random.Generator, *, format: str, cols: int, pieces: int, tokens: int
+) -> Iterator[Outcome]:
+    raw = random_raw(rng, format, 75, cols)
+    weight, matrix = upload_in(device, raw, (75, cols), format, pieces), dequantize(raw, format)
+    x, gain, bias, residual = normal(rng, tokens, cols), normal(rng, cols), normal(rng, 75), normal(rng, tokens, 75)
+    arrays = [_array(device, a) for a in (x, gain, bias, residual)]
+    plain, atol = products(x, matrix)
+    for with_bias in (False, True):
+        for with_residual in (False, True):
+            more = [a for a, wanted in ((arrays[2], with_bias), (arrays[3], with_residual)) if wanted]
+            op = Linear(bias=with_bias, residual=with_residual)
+            got = _lower(device, op, arrays[0], weight, *more, out=poisoned(device, tokens, 75), shape=(tokens, 75))
+            yield Outcome(got, plain + with_bias * bias + with_residual * residual, 1e-5, atol, repr(op))
+    want, atol = products(rms_norm(x, gain), matrix)
+    op = NormLinear(eps=EPS)
+    got = _lower(device, op, *arrays[:2], weight, out=poisoned(device, tokens, 75), shape=(tokens, 75))
+    yield Outcome(got, want, 1e-5, atol, repr(op))
+
+
+def _op_gated(
+    device: Device, rng: np.random.Generator, *, format: str, cols: int, pieces: int, tokens: int
+) -> Iterator[Outcome]:
+    raw = random_raw(rng, format, 74, cols)
+    weight, matrix = upload_in(device, raw, (74, cols), format, pieces), dequantize(raw, format)
+    x, gain = normal(rng, tokens, cols), normal(rng, cols)
+    both, atol = products(rms_norm(x, gain), matrix)
+    for activation in ("silu", "gelu_tanh"):
+        op = GatedMLP(eps=EPS, activation=activation)
+        operands = (_array(device, x), _array(device, gain), weight)
+        got = _lower(device, op, *operands, out=poisoned(device, tokens, 37), shape=(tokens, 37))
+        want = gated(both[:, :37], both[:, 37:], activation)
+        yield Outcome(got, want, 1e-5, 2 * atol * (1 + np.abs(both).max()), repr(op))
+
+
+def _op_qkv(
+    device: Device,
+    rng: np.random.Generator,
+    *,
+    tokens: int,
+    bias: bool = False,
+    split: bool = False,
+    norms: bool = False,
+) -> Iterator[Outcome]:
+    case = Projection(rng, heads=4, kv_heads=2, head_dim=16, rotated=16, tokens=tokens, valid=tokens)
+    rows = (64, 32, 32) if split else (128,)
+    raws = [(f, random_raw(rng, f, n, 96)) for f, n in zip(("q4_1", "q8_0", "f32"), rows, strict=False)]
+    weights = [upload_in(device, raw, (len(raw), 96), f, 1) for f, raw in raws]
+    matrix = np.concatenate([dequantize(raw, f) for f, raw in raws])
+    x, gain, added = normal(rng, tokens, 96), normal(rng, 96), normal(rng, 128)
+    gains = [normal(rng, 16) for _ in range(2 * norms)]
+    qkv, atol = products(rms_norm(x, gain), matrix)
+    buffers = case.upload(device)
+    caches = [Array(buffers[name], (case.context, 2, 16)) for name in ("k_cache", "v_cache")]
+    ends = [Array(buffers["rope"], case.table.shape), Array(buffers["step"], (4,), "u32")]
+    more = [_array(device, a) for a in ([added] if bias else []) + gains]
+    op = QKVRope(eps=EPS, weights=len(weights), bias=bias, norms=norms)
+    operands = (_array(device, x), _array(device, gain), *caches, *ends, *weights, *more)
+    _lower(device, op, *operands, out=buffers["out"], shape=(tokens, 64))
+    # A head norm divides by the head's root mean square, which scales the error of the products as it does them.
+    scale = 8.0 if norms else 1.0
+    yield from case.outcomes(device, buffers, case.truth(qkv + added if bias else qkv, *gains), atol * scale)
