@@ -8,6 +8,7 @@ huggingface_hub.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -329,12 +330,12 @@ def _download(model: Model, part: Part, staging: Path, report: Callable[[int], N
 
 
 def _size_of(folder: Path) -> int:
+    """Bytes of the files under `folder`, while another process makes, moves and removes them."""
     total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except OSError:  # pip moved it meanwhile
-            continue
+    for parent, _, files in os.walk(folder):  # passes over folders that are gone by the time it gets there
+        for file in files:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(parent, file)).st_size
     return total
 
 

@@ -165,6 +165,23 @@ def test_old_leftovers_are_swept(carriers, tmp_path):
     assert left(tmp_path) == [".fetch-new", "tiny.TERMS", "tiny.gguf"]
 
 
+def test_progress_survives_files_that_vanish(tmp_path, monkeypatch):
+    (tmp_path / "unpack").mkdir()
+    (tmp_path / "unpack" / "part").write_bytes(b"12345")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "lost").mkdir()
+    scandir = os.scandir
+
+    def vanishing(path):  # `lost` is listed, and removed before it is looked into
+        if os.fspath(path).endswith("lost"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert registry._size_of(tmp_path) == 5
+    assert registry._size_of(tmp_path / "nowhere") == 0
+
+
 def test_without_pip(carriers, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
