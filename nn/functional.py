@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _collect() -> dict[str, Any]:
-    """Public function name -> function, over every module of nn/ops. Raises ImportError where two modules share a name."""
+    """Name -> public function, over every module of nn/ops. Raises ImportError where two modules share a name."""
     found: dict[str, Any] = {}
     for info in pkgutil.iter_modules(nn.ops.__path__):
         module = importlib.import_module(f"nn.ops.{info.name}")

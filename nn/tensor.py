@@ -16,6 +16,7 @@ from nn.ops.base import DTYPES, Array, Op, ShapeError, Spec
 from nn.quant.weight import Weight
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Iterator, Sequence
 
     from gpu import Device
@@ -306,6 +307,22 @@ class Tensor:
     def detach(self) -> Tensor:
         """The same value, cut from the operations that made it."""
         return Tensor(self.node, self._device)
+
+    # --- functions ---------------------------------------------------------------------------------------------------
+
+    def where(self, condition: Tensor, other: Operand) -> Tensor:
+        """self where condition is true, else other."""
+        return elementwise.where(condition, self, other)
+
+    def softmax(self, dim: builtins.int, *, dtype: str | None = None) -> Tensor:
+        from nn.ops.softmax import softmax
+
+        return softmax(self, dim, dtype=dtype)
+
+    def log_softmax(self, dim: builtins.int, *, dtype: str | None = None) -> Tensor:
+        from nn.ops.softmax import log_softmax
+
+        return log_softmax(self, dim, dtype=dtype)
 
     if TYPE_CHECKING:  # set below from the modules' __all__
         from nn.ops.elementwise import abs as abs

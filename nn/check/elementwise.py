@@ -40,6 +40,10 @@ class Function:
     atol: float = 0.0
 
 
+def f32(values: Any) -> np.ndarray:
+    return np.asarray(values, np.float32)
+
+
 def erf(x: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf, otypes=[np.float64])(x)
 
@@ -208,7 +212,7 @@ def special(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def powers(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
-    x64, y64 = np.float32(rng.uniform(0.1, 5, 300)), np.float32(rng.uniform(-4, 4, 300))
+    x64, y64 = f32(rng.uniform(0.1, 5, 300)), f32(rng.uniform(-4, 4, 300))
     x, y = Tensor(x64, device), Tensor(y64, device)
     yield Outcome((x**y).numpy(), x64.astype(np.float64) ** y64.astype(np.float64), 2e-5, 0.0, "pow")
     for exponent in (2, 3, -1, 0.5, -0.5, 1, 0, 2.5):
@@ -220,7 +224,7 @@ def powers(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def gelu_tanh(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
-    x64 = np.float32(np.concatenate([rng.uniform(-6, 6, 300), [-20, 40, 1e10, -1e10, 0]])).astype(np.float64)
+    x64 = f32(np.concatenate([rng.uniform(-6, 6, 300), [-20, 40, 1e10, -1e10, 0]])).astype(np.float64)
     with np.errstate(over="ignore"):
         want = 0.5 * x64 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x64 + 0.044715 * x64**3)))
     got = ops.gelu(Tensor(x64.astype(np.float32), device), "tanh")
@@ -234,7 +238,8 @@ def integers(device: Device, rng: np.random.Generator, *, dtype: str) -> Iterato
     b = rng.integers(1, 1000, 259, kind) * (rng.choice([-1, 1], 259).astype(kind) if dtype == "i32" else kind.type(1))
     x, y = Tensor(a, device), Tensor(b, device)
     pairs: list[tuple[str, Any]] = [
-        ("add", a + b), ("sub", a - b), ("mul", a * b), ("floor_divide", a // b), ("remainder", a % b), ("fmod", np.fmod(a, b)),
+        ("add", a + b), ("sub", a - b), ("mul", a * b), ("floor_divide", a // b), ("remainder", a % b),
+        ("fmod", np.fmod(a, b)),
         ("maximum", np.maximum(a, b)), ("minimum", np.minimum(a, b)), ("bitwise_and", a & b), ("bitwise_or", a | b),
         ("bitwise_xor", a ^ b), ("lt", a < b), ("ge", a >= b), ("eq", a == b),
     ]  # fmt: skip
@@ -279,15 +284,15 @@ def casts(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def casts_f16(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
-    values = np.float32(rng.uniform(-4, 4, 101))
+    values = f32(rng.uniform(-4, 4, 101))
     x = Tensor(values, device)
     yield outcome(x.to("f16"), values.astype(np.float64), 0.0, "f32 -> f16")
     # Rounded inside a fused kernel: a value, halfway cases, subnormals, the ends of the range.
-    hard = np.float32(
+    hard = f32(
         [1 / 3, 1 + 2**-11, 1 + 3 * 2**-11, 3e-6, 2**-25, 3 * 2**-25, 6e-5, 65504, 65519.9, 65520, -1e9, INF, -0.1]
     )
     with np.errstate(over="ignore"):
-        want = hard.astype(np.float16).astype(np.float32) * np.float32(2)
+        want = hard.astype(np.float16).astype(np.float32) * f32(2)
     yield Outcome((Tensor(hard, device).to("f16").to("f32") * 2).numpy(), want, label="rounding to f16")
     for length in (1, 3):
         odd, want = put(device, np.arange(1, length + 1), "f16")
@@ -314,30 +319,28 @@ def classified(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def chosen(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
-    a = np.float32(rng.standard_normal((5, 7)))
+    a = f32(rng.standard_normal((5, 7)))
     x = Tensor(a, device)
-    yield Outcome(ops.where(x > 0, x, 0.0).numpy(), np.where(a > 0, a, np.float32(0)), label="where number")
+    yield Outcome(ops.where(x > 0, x, 0.0).numpy(), np.where(a > 0, a, f32(0)), label="where number")
     yield Outcome(ops.where(x > 0, 1, 2).numpy(), np.where(a > 0, 1, 2).astype(np.int32), label="where two numbers")
-    row = np.float32(rng.standard_normal((1, 7)))
+    row = f32(rng.standard_normal((1, 7)))
     yield Outcome(ops.where(x > 0, Tensor(row, device), x).numpy(), np.where(a > 0, row, a), label="where broadcast")
-    yield Outcome(x.clamp(-0.5, 0.5).numpy(), np.clip(a, np.float32(-0.5), np.float32(0.5)), label="clamp")
-    yield Outcome(x.clamp(min=0.1).numpy(), np.maximum(a, np.float32(0.1)), label="clamp below")
-    yield Outcome(x.masked_fill(x < 0, -INF).numpy(), np.where(a < 0, np.float32(-INF), a), label="masked_fill")
+    yield Outcome(x.clamp(-0.5, 0.5).numpy(), np.clip(a, f32(-0.5), f32(0.5)), label="clamp")
+    yield Outcome(x.clamp(min=0.1).numpy(), np.maximum(a, f32(0.1)), label="clamp below")
+    yield Outcome(x.masked_fill(x < 0, -INF).numpy(), np.where(a < 0, f32(-INF), a), label="masked_fill")
 
 
 def sources(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
     yield Outcome(ops.arange(7, device=device).numpy(), np.arange(7, dtype=np.int32), label="arange")
     yield Outcome(ops.arange(8, 20, 3, device=device).numpy(), np.arange(8, 20, 3, dtype=np.int32), label="arange step")
-    yield Outcome(
-        ops.arange(1.0, 0.0, -0.25, device=device).numpy(), np.float32([1, 0.75, 0.5, 0.25]), label="arange down"
-    )
+    yield Outcome(ops.arange(1.0, 0.0, -0.25, device=device).numpy(), f32([1, 0.75, 0.5, 0.25]), label="arange down")
     wide = ops.arange(64, device=device).reshape(16, 4).T + 0
     yield Outcome(wide.numpy(), np.arange(64, dtype=np.int32).reshape(16, 4).T, label="arange transposed")
     grid = ops.arange(64, device=device).reshape(4, 16) * 2
     yield Outcome(grid.numpy(), np.arange(64, dtype=np.int32).reshape(4, 16) * 2, label="arange in vectors")
-    yield Outcome(ops.full((3, 5), 2.5, device=device).numpy(), np.full((3, 5), np.float32(2.5)), label="full")
+    yield Outcome(ops.full((3, 5), 2.5, device=device).numpy(), np.full((3, 5), f32(2.5)), label="full")
     yield Outcome(ops.eye(3, 5, device=device).numpy(), np.eye(3, 5, dtype=np.float32), label="eye")
-    a = np.float32(rng.standard_normal((2, 5, 7)))
+    a = f32(rng.standard_normal((2, 5, 7)))
     yield Outcome(ops.tril(Tensor(a, device), 1).numpy(), np.tril(a, 1), label="tril")
     yield Outcome(ops.triu(Tensor(a, device), -1).numpy(), np.triu(a, -1), label="triu")
 
@@ -408,7 +411,7 @@ def windowed(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
     """A device that binds 8 KiB at a time: operands are bound in windows, rows and columns broadcast."""
     small = replace(device.caps, max_binding=8192)
     for shape in ((9000,), (37, 259), (3, 5, 600)):
-        a, row = np.float32(rng.standard_normal(shape)), np.float32(rng.standard_normal(shape[-1:]))
+        a, row = f32(rng.standard_normal(shape)), f32(rng.standard_normal(shape[-1:]))
         arrays = {}
         for name, host in (("a", a), ("row", row)):
             arrays[name] = Array(device.upload(host), host.shape)

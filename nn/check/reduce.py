@@ -13,6 +13,7 @@ import numpy as np
 from nn import functional as ops
 from nn.check.arrays import poisoned
 from nn.check.base import Case, Outcome
+from nn.check.elementwise import f32
 from nn.graph import codegen
 from nn.graph.expr import Load, Value
 from nn.graph.ir import Reduce, Strided
@@ -22,13 +23,17 @@ from nn.tensor import Tensor
 if TYPE_CHECKING:
     from gpu import Device
 
-# (rows, columns) to fold along columns: one; odd; around the workgroup's 64 and 256; two passes; many rows of a folded grid
+# (rows, columns), folded along columns: one; odd; around the workgroup's 64 and 256; two passes; a folded grid of rows
 SHAPES = [(1, 1), (3, 5), (5, 64), (2, 257), (3, 4099), (1, 70_001), (70_001, 3)]
 STORE = {"f32": 0.0, "f16": 2.0**-10}
 NUMPY: dict[str, Callable[..., Any]] = {
     "sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all,
     "argmax": np.argmax, "argmin": np.argmin,
 }  # fmt: skip
+
+
+def i32(values: Any) -> np.ndarray:
+    return np.asarray(values, np.int32)
 
 
 def cases() -> list[Case]:
@@ -60,11 +65,11 @@ def rows(device: Device, rng: np.random.Generator, *, kind: str, how: str) -> It
     caps = replace(device.caps, kind="cpu" if how == "serial" else "gpu", subgroups=how == "subgroups")
     for shape in SHAPES:
         wide = shape[1] > 1000
-        host = np.float32(1 + rng.uniform(-1, 1, shape) * (1e-3 if kind == "prod" and wide else 1))
+        host = f32(1 + rng.uniform(-1, 1, shape) * (1e-3 if kind == "prod" and wide else 1))
         if kind == "any":
-            host = np.float32(rng.random(shape) < 1.5 / shape[1])
+            host = f32(rng.random(shape) < 1.5 / shape[1])
         if kind.startswith("arg"):
-            host = np.float32(np.round(host, 1))  # many ties
+            host = f32(np.round(host, 1))  # many ties
         kind_in = "bool" if kind == "any" else "f32"
         stored = host.astype(DTYPES[kind_in][1])
         source = Value(Spec(shape, kind_in), array=Array(device.upload(stored), shape, kind_in))
@@ -91,7 +96,7 @@ def rows(device: Device, rng: np.random.Generator, *, kind: str, how: str) -> It
 
 
 def axes(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
-    a = np.float32(rng.standard_normal((3, 1, 5, 7)))
+    a = f32(rng.standard_normal((3, 1, 5, 7)))
     x = Tensor(a, device)
     a64 = a.astype(np.float64)
     choices: list[Any] = [None, 0, 1, -1, (0, 2), (1, 3), (0, 1, 2, 3)]
@@ -104,15 +109,15 @@ def axes(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
     )
     yield Outcome(x[1:, :, ::2].amax(2).numpy(), a[1:, :, ::2].max(2), label="sliced")
     yield Outcome(x.flip(3).argmax(3).numpy(), a[..., ::-1].argmax(3).astype(np.int32), label="argmax reversed")
-    yield Outcome(x.argmax().numpy(), np.int32(a.argmax()), label="argmax of all")
-    b = np.float32(rng.standard_normal((2050, 9)))
+    yield Outcome(x.argmax().numpy(), i32(a.argmax()), label="argmax of all")
+    b = f32(rng.standard_normal((2050, 9)))
     yield Outcome(Tensor(b, device).sum(0).numpy(), b.astype(np.float64).sum(0), 1e-5, 1e-4, "long columns")
     spread = Tensor(b[:1], device).expand((50, 9))
     yield Outcome(spread.sum(0).numpy(), b[0].astype(np.float64) * 50, 1e-5, 1e-5, "expanded")
 
 
 def fused(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
-    a, b = np.float32(rng.standard_normal((2, 33, 130)))
+    a, b = f32(rng.standard_normal((2, 33, 130)))
     x, y = Tensor(a, device), Tensor(b, device)
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
     yield Outcome(((x * y + 1).square()).sum(1).numpy(), ((a64 * b64 + 1) ** 2).sum(1), 3e-6, 1e-4, "sum of a square")
@@ -145,7 +150,7 @@ def integers(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
     for name in ("any", "all"):
         yield Outcome(getattr(z, name)(1).numpy(), getattr(t, name)(1), label=f"bool {name}")
     yield Outcome(z.sum(1).numpy(), t.sum(1).astype(np.int32), label="bool sum")
-    yield Outcome((~z).all().numpy(), np.bool_((~t).all()), label="all of all")
+    yield Outcome((~z).all().numpy(), np.asarray((~t).all()), label="all of all")
     yield Outcome(z.argmax(1).numpy(), t.argmax(1).astype(np.int32), label="bool argmax")
 
 
@@ -161,14 +166,14 @@ def special(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
         ([-3, -1, -1, -7], 1, 3), ([nan, nan], 0, 0),
     ]  # fmt: skip
     for values, top, bottom in by_hand:
-        yield Outcome(t(values).argmax().numpy(), np.int32(top), label=f"argmax {values}"[:60])
-        yield Outcome(t(values).argmin().numpy(), np.int32(bottom), label=f"argmin {values}"[:60])
-    yield Outcome(t([3, nan, 1]).amax().numpy(), np.float32(nan), 1e-9, label="max with NaN")
-    yield Outcome(t([3, nan, 1]).amin().numpy(), np.float32(nan), 1e-9, label="min with NaN")
-    yield Outcome(t([-inf, -inf]).amax().numpy(), np.float32(-inf), 1e-9, label="max of -inf")
+        yield Outcome(t(values).argmax().numpy(), i32(top), label=f"argmax {values}"[:60])
+        yield Outcome(t(values).argmin().numpy(), i32(bottom), label=f"argmin {values}"[:60])
+    yield Outcome(t([3, nan, 1]).amax().numpy(), f32(nan), 1e-9, label="max with NaN")
+    yield Outcome(t([3, nan, 1]).amin().numpy(), f32(nan), 1e-9, label="min with NaN")
+    yield Outcome(t([-inf, -inf]).amax().numpy(), f32(-inf), 1e-9, label="max of -inf")
     values, where = t([[1, 5, 5], [9, 2, 3]]).max(1)
-    yield Outcome(values.numpy(), np.float32([5, 9]), label="max values")
-    yield Outcome(where.numpy(), np.int32([1, 0]), label="max indices")
+    yield Outcome(values.numpy(), f32([5, 9]), label="max values")
+    yield Outcome(where.numpy(), i32([1, 0]), label="max indices")
     empty = Tensor(np.zeros((0, 3), np.float32), device)
     yield Outcome(empty.sum(0).numpy(), np.zeros(3, np.float32), label="sum of nothing")
     yield Outcome(empty.prod(0).numpy(), np.ones(3, np.float32), label="product of nothing")
@@ -176,15 +181,15 @@ def special(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
     yield Outcome(empty.to("bool").all(0).numpy(), np.ones(3, np.bool_), label="all of nothing")
     yield Outcome(empty.sum(1).numpy(), np.zeros(0, np.float32), label="no rows")
     full = ops.full((5, 70), 0.5, device=device)
-    yield Outcome(full.sum().numpy(), np.float32(175), 1e-6, label="sum of a filled tensor")
-    yield Outcome(ops.arange(100, device=device).sum().numpy(), np.int32(4950), label="sum of a range")
+    yield Outcome(full.sum().numpy(), f32(175), 1e-6, label="sum of a filled tensor")
+    yield Outcome(ops.arange(100, device=device).sum().numpy(), i32(4950), label="sum of a range")
 
 
 def f16(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
     hundred = Tensor(np.full(4096, 100.0, np.float16), device)
-    yield Outcome(hundred.mean().numpy(), np.float64(100), 1e-3, label="mean of 4096 x 100")
+    yield Outcome(hundred.mean().numpy(), f32(100), 1e-3, label="mean of 4096 x 100")
     ones = Tensor(np.ones(20000, np.float16), device)
-    yield Outcome(ones.sum().numpy(), np.float64(20000), 1e-3, label="sum of 20000 ones")
+    yield Outcome(ones.sum().numpy(), f32(20000), 1e-3, label="sum of 20000 ones")
     a = np.float16(rng.standard_normal((7, 301)))
     x, a64 = Tensor(a, device), a.astype(np.float64)
     yield Outcome(x.sum(1).numpy(), a64.sum(1), 2.0**-10, 1e-4, "rows")
@@ -194,11 +199,11 @@ def f16(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def composed(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
-    a = np.float32(rng.standard_normal((9, 130)) + 8192)
+    a = f32(rng.standard_normal((9, 130)) + 8192)
     x, a64 = Tensor(a, device), a.astype(np.float64)
     yield Outcome(x.var(1).numpy(), a64.var(1, ddof=1), 1e-4, label="variance around 8192")
     yield Outcome(x.std(1, correction=0).numpy(), a64.std(1), 1e-4, label="std")
-    b = np.float32(rng.uniform(-200, 200, (5, 77)))
+    b = f32(rng.uniform(-200, 200, (5, 77)))
     b[1] = -math.inf
     top = b.astype(np.float64).max(1, keepdims=True)
     top[1] = 0

@@ -208,8 +208,8 @@ class MapStep:
         self.writes = (self.value,)
         if math.prod(self.at.shape) > MAX_ELEMENTS:
             raise LimitExceeded(
-                f"fused {self.body.title}: {math.prod(self.at.shape):,} elements in one tensor; indices are 32 bits, at most "
-                f"{MAX_ELEMENTS:,}; split the tensor"
+                f"fused {self.body.title}: {math.prod(self.at.shape):,} elements in one tensor; indices are 32 bits, "
+                f"at most {MAX_ELEMENTS:,}; split the tensor"
             )
         self.sources = [*(load.at for load in self.body.loads), *(index.at for index in self.body.indices), self.at]
 
@@ -308,6 +308,7 @@ def generate(
     lines = ["let i = (wg.y * grid.x + wg.x) * 64u + lane;", "if (i >= p.n) { return; }"]
     lines += addresses.coordinates("i", 0, len(shape))
     stored_type = STORED[dtype]
+    element = f"vec4<{stored_type}>" if wide else stored_type
     arguments: list[list[str]] = [[] for _ in range(4 if wide else 1)]
     for j, load in enumerate(body.loads):
         lines.append(f"let v{j} = {names[j]}[{addresses.text[j]}];")
@@ -318,13 +319,13 @@ def generate(
         for lane, argument in enumerate(arguments):
             argument.append(f"q{j} + {lane}u" if flags[count + j] and lane else f"q{j}")
     calls = [stored(f"element({', '.join(argument)})", dtype) for argument in arguments]
-    result = calls[0] if not wide else f"vec4<{stored_type}>(\n    " + ",\n    ".join(calls) + ")"
+    result = calls[0] if not wide else f"{element}(\n    " + ",\n    ".join(calls) + ")"
     lines.append(f"out[{addresses.text[-1]}] = {result};")
     fields = [("n", "u32", 0), *addresses.fields, *body.fields]
     code = [
         f"// fused: {body.title}",
         f"struct Params {{ {', '.join(f'{name}: {type_}' for name, type_, _ in fields)} }}",
-        f"@group(0) @binding(0) var<storage, read_write> out: array<{f'vec4<{stored_type}>' if wide else stored_type}>;",
+        f"@group(0) @binding(0) var<storage, read_write> out: array<{element}>;",
         *declared,
         f"@group(0) @binding({len(values) + 1}) var<uniform> p: Params;",
         *with_library(body.function()),
@@ -342,7 +343,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Fold:
-    """One kind of reduction over a register type: the accumulator, its neutral element's bits, and three expressions."""
+    """One kind of reduction over a register type: accumulator, bits of the neutral element, three expressions."""
 
     acc: str
     neutral: int
@@ -435,7 +436,8 @@ class FoldStep:
                 f"{self.op.kind}: {self.rows:,} x {self.cols:,} elements; indices are 32 bits, split the tensor"
             )
         self.body = None if isinstance(self.source, Value) else Body(self.source)
-        self.reads = tuple(dict.fromkeys(x.value for x in self.body.loads)) if self.body else (self.source,)
+        inputs = [self.source] if isinstance(self.source, Value) else [load.value for load in self.source.loads]
+        self.reads = tuple(dict.fromkeys(inputs))
         self.writes = (self.out,)
 
     def record(self, record: Recorder, array_of: Callable[[Value], Any]) -> None:
@@ -448,7 +450,7 @@ class FoldStep:
             leave = f"f16({leave})"
         elif final and kind.startswith("arg"):
             leave = f"i32({leave})"
-        sums = kind in ("sum", "mean") and acc == "f32"
+        group = "wg_sum" if kind in ("sum", "mean") and acc == "f32" else "tree"
         lines = with_library([*slots, f"fn join(a: {acc}, b: {acc}) -> {acc} {{ return {self.fold.join}; }}"])
         neutral = "vec2<u32>(0u, 0xffffffffu)" if acc == "vec2<u32>" else f"bitcast<{acc}>(p.neutral)"
         source = wgsl.load(
@@ -459,7 +461,7 @@ class FoldStep:
                 "join": lines[-1],
                 "neutral": f"fn neutral() -> Acc {{ return {neutral}; }}",
                 "finish": f"fn finish(a: Acc) -> Out {{ return {leave if final else 'a'}; }}",
-                "join_group": f"fn join_group(lane: u32, a: Acc) -> Acc {{ return {'wg_sum' if sums else 'tree'}(lane, a); }}",
+                "join_group": f"fn join_group(lane: u32, a: Acc) -> Acc {{ return {group}(lane, a); }}",
             },
             subgroups=self.caps.subgroups,
         )
@@ -490,7 +492,7 @@ class FoldStep:
         if self.body is None:
             declared = [f"@group(0) @binding(3) var<storage, read> b0: array<{acc}>;"]
             code = [f"fn value(row: u32, col: u32) -> {acc} {{ return b0[row * p.cols + col]; }}"]
-            return code, declared, [], {"b0": self.reads[0]}
+            return code, declared, [], dict(zip(["b0"], self.reads))
         body = self.body
         kept, folded = self.axes
         sources = [*(load.at for load in body.loads), *(index.at for index in body.indices)]

@@ -176,13 +176,13 @@ class Fuser:
         return moved
 
     def require_dense(self, node: Node, *, compute: bool) -> None:
-        """Raise TypeError where an operand is a weight, or (with compute) of a dtype that is storage for kernels only."""
+        """Raise TypeError where an operand is a weight or, with compute, of a dtype that only kernels read."""
         for x in node.inputs:
             expr = self.exprs[x]
             if isinstance(expr, Load) and expr.value.array is not None and not isinstance(expr.value.array, Array):
                 raise TypeError(
-                    f"{name_of(node.op)}: got a weight in format {x.spec.dtype}; weights can only be operands of linear "
-                    "and embedding operations"
+                    f"{name_of(node.op)}: got a weight in format {x.spec.dtype}; weights can only be operands of "
+                    "linear and embedding operations"
                 )
             if compute and x.spec.dtype not in COMPUTE:
                 raise TypeError(
@@ -202,8 +202,8 @@ class Fuser:
     def write(self, expr: Expr, value: Value, at: Strided) -> None:
         if expr.dtype not in COMPUTE:
             raise TypeError(
-                f"copy: moves {', '.join(COMPUTE)}; got {expr.dtype}, which is storage for kernels. A view of it that is not "
-                "one block of rows cannot be made on the device"
+                f"copy: moves {', '.join(COMPUTE)}; got {expr.dtype}, which is storage for kernels. A view of it that "
+                "is not one block of rows cannot be made on the device"
             )
         if math.prod(at.shape):
             self.steps.append(codegen.MapStep(self.caps, expr, value, at))
@@ -235,12 +235,12 @@ class Fuser:
         (x,) = node.inputs
         self.require_dense(node, compute=True)
         if x.spec.size == 0:  # an empty fold gives the neutral element
-            self.exprs[node] = Scalar(op.dtype, codegen.EMPTY[op.kind])
+            self.exprs[node] = Scalar(op.dtype, codegen.EMPTY[op.kind] if node.spec.size else 0)
         else:
             if not self.fits(self.exprs[x], Spec((1, *x.spec.shape))) or isinstance(self.exprs[x], Scalar):
                 self.store(x)
             value = Value(node.spec)
-            self.steps += codegen.reduce_steps(self.caps, op, self.exprs[x], x.spec.shape, value)
+            self.steps.extend(codegen.reduce_steps(self.caps, op, self.exprs[x], x.spec.shape, value))
             self.exprs[node] = Load(op.dtype, value, Strided.dense(node.spec.shape))
 
     def cat(self, node: Node, op: Cat) -> None:
@@ -292,8 +292,8 @@ def ordered(outputs: Sequence[Node]) -> tuple[list[Node], set[Node]]:
         for node in others:
             if place[node] > place[writer]:
                 raise RuntimeError(
-                    f"{name_of(node.op)} reads a value that {name_of(writer.op)} has written over in place, and comes after "
-                    "it; read the tensor that was passed to the write, or .clone() the old value first"
+                    f"{name_of(node.op)} reads a value that {name_of(writer.op)} has written over in place, and comes "
+                    "after it; read the tensor that was passed to the write, or .clone() the old value first"
                 )
     return order, pinned
 

@@ -192,8 +192,8 @@ def constant(value: float | int | bool, dtype: str) -> Node:
 class Map(Op):
     """An element-wise function of operands of one shape.
 
-    code: WGSL with {0}, {1}, ... for the operands (f32 for floats, else i32, u32, bool) and {T} for the register type of
-    operand 0; functions of shaders/elementwise/math.wgsl may be called. accepts: dtypes of the operands.
+    code: WGSL with {0}, {1}, ... for the operands (f32 for floats, else i32, u32, bool) and {T} for the last one's
+    register type; functions of shaders/elementwise/math.wgsl may be called. accepts: dtypes of the operands.
     result: a dtype, or "same" for that of the last operand. condition: operand 0 is bool and the others agree (where).
     """
 
@@ -394,7 +394,7 @@ class Contiguous(Op):
 
 @dataclass(frozen=True)
 class Reduce(Op):
-    """Fold `axes` (sorted, not negative); the result keeps them with length 1. kind: a key of fold.KINDS in fuse code."""
+    """Fold `axes` (sorted, not negative); the result keeps them with length 1. kind: as in codegen.fold_of."""
 
     kind: str
     axes: tuple[int, ...]

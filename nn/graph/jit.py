@@ -70,14 +70,10 @@ class Jitted:
             capture = self.captures[key] = self.capture(device, args, kwargs, tensors, arrays)
         return self.replay(device, capture, arrays)
 
-    def capture(
-        self, device: Device, args: Any, kwargs: Any, tensors: list[Tensor], arrays: list[Array]
-    ) -> Capture:
+    def capture(self, device: Device, args: Any, kwargs: Any, tensors: list[Tensor], arrays: list[Array]) -> Capture:
         """Trace, compile and record."""
         trace, start = Trace(), time.perf_counter_ns()
-        stand_ins = [
-            Tensor(Node(Placeholder(i, trace), (), (t.node.spec,)), device) for i, t in enumerate(tensors)
-        ]
+        stand_ins = [Tensor(Node(Placeholder(i, trace), (), (t.node.spec,)), device) for i, t in enumerate(tensors)]
         it = iter(stand_ins)
         args, kwargs = rebuild((args, kwargs), it)
         result = self.function(*args, **kwargs)

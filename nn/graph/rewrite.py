@@ -136,7 +136,7 @@ def step_map(op: Map, node: Node) -> Node | None:
             return inputs[1]
     if op.name == "neg" and inputs[0].value is None and inputs[0].op == op:
         return inputs[0].inputs[0]
-    if op.name == "where" and inputs[1] is inputs[2]:
+    if op.name == "where" and inputs[1] is inputs[-1]:
         return inputs[1]
     if op.name in FOLD:
         return fold(node, FOLD[op.name])
@@ -178,8 +178,10 @@ def cast_scalar(value: Any, dtype: str) -> Any:
 
 
 def fold_transposes(node: Node) -> Node | None:
-    """A kernel that can read an operand transposed says so with `fold_transpose(position)`: the same operation with that
-    operand's last two axes swapped, or None. A Permute that swaps just those axes is then dropped."""
+    """Drop a Permute that swaps the last two axes of an operand which the kernel can read transposed.
+
+    Such a kernel has `fold_transpose(position)`: the operation for that operand given untransposed, or None.
+    """
     hook = getattr(node.op, "fold_transpose", None)
     if hook is None:
         return None

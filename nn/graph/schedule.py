@@ -156,9 +156,9 @@ def realize(device: Device, nodes: Sequence[Node]) -> None:
             raise stale_read(node)
         if isinstance(node.op, Placeholder):
             raise RuntimeError(
-                "jit: the traced function reads a value (numpy, item, bool, realize, print of data) that depends on its "
-                "arguments. A captured function only builds the graph: return the tensor and read it outside, or compute "
-                "the choice with where()."
+                "jit: the traced function reads a value (numpy, item, bool, realize) that depends on its arguments. "
+                "A captured function only builds the graph: return the tensor and read it outside, or compute the "
+                "choice with where()."
             )
     wanted = with_siblings(wanted, order)
     program = compile_program(device, wanted)
@@ -185,8 +185,8 @@ def mark_overwritten(order: Sequence[Node]) -> None:
 
 def stale_read(node: Node) -> RuntimeError:
     return RuntimeError(
-        f"a tensor {list(node.spec.shape)} is read after {node.stale} has written over its memory; compute what needs the "
-        "old value before that, e.g. with .clone().realize()"
+        f"a tensor {list(node.spec.shape)} is read after {node.stale} has written over its memory; compute what needs "
+        "the old value before that, e.g. with .clone().realize()"
     )
 
 

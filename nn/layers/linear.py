@@ -58,7 +58,9 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """A row of `weight` for each id. Shapes: ids (...) i32 or u32, weight (num_embeddings, embedding_dim) -> (..., dim).
+    """A row of `weight` for each id.
+
+    Shapes: ids (...) i32 or u32, weight (num_embeddings, embedding_dim) -> (..., embedding_dim).
 
     Rows start normal with variance 1, as torch.nn.Embedding's. `rng` makes them repeatable.
     """

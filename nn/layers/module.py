@@ -131,7 +131,8 @@ def describe(value: Any) -> str:
 def fits(value: Any, parameter: Parameter) -> bool:
     """Same shape, and floats for floats, integers for integers; block formats only as they are."""
     if isinstance(value, Tensor):
-        return value.shape == parameter.shape and (value.dtype == parameter.dtype or dense(value) and dense(parameter))
+        same = value.dtype == parameter.dtype or (dense(value) and dense(parameter))
+        return value.shape == parameter.shape and same
     floats = parameter.dtype not in ("i32", "u32", "u8", "bool")
     kind = np.asarray(value).dtype.kind
     return np.shape(value) == parameter.shape and (kind == "f" if floats else kind in "iub")

@@ -478,9 +478,10 @@ def cast(x: Tensor, dtype: str) -> Tensor:
 
 
 __all__ = [
-    "abs", "add", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
-    "cast", "ceil", "clamp", "cos", "div", "eq", "erf", "exp", "exp2", "expm1", "floor", "floor_divide", "fmod", "ge",
-    "gelu", "gt", "isfinite", "isinf", "isnan", "le", "log", "log1p", "log2", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "lt", "masked_fill", "maximum", "minimum", "mul", "ne", "neg", "pow", "reciprocal", "relu", "remainder",
-    "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square", "sub", "tan", "tanh", "trunc", "where",
+    "abs", "add", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "cast", "ceil", "clamp", "cos", "div", "eq", "erf", "exp", "exp2", "expm1", "floor",
+    "floor_divide", "fmod", "ge", "gelu", "gt", "isfinite", "isinf", "isnan", "le", "log", "log1p", "log2",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum", "mul", "ne",
+    "neg", "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "softplus",
+    "sqrt", "square", "sub", "tan", "tanh", "trunc", "where",
 ]  # fmt: skip

@@ -237,8 +237,8 @@ def index(x: Tensor, key: Any) -> Tensor:
     for k in keys:
         if not (k is None or k is Ellipsis or isinstance(k, slice | int | np.integer)) or isinstance(k, bool):
             raise IndexError(
-                f"index: got a {type(k).__name__}; integers, slices, None and ... are there. To look rows up by a tensor use "
-                "nn.functional.embedding, to choose by a mask use where"
+                f"index: got a {type(k).__name__}; integers, slices, None and ... are there. To look rows up by a "
+                "tensor use nn.functional.embedding, to choose by a mask use where"
             )
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > x.ndim or sum(k is Ellipsis for k in keys) > 1:
@@ -273,6 +273,7 @@ def index(x: Tensor, key: Any) -> Tensor:
 
 
 __all__ = [
-    "broadcast_tensors", "broadcast_to", "cat", "chunk", "clone", "contiguous", "expand", "flatten", "flip", "narrow", "pad",
-    "permute", "repeat", "reshape", "split", "squeeze", "stack", "transpose", "tril", "triu", "unflatten", "unsqueeze",
+    "broadcast_tensors", "broadcast_to", "cat", "chunk", "clone", "contiguous", "expand", "flatten", "flip", "narrow",
+    "pad", "permute", "repeat", "reshape", "split", "squeeze", "stack", "transpose", "tril", "triu", "unflatten",
+    "unsqueeze",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reductions over axes. f16 accumulates in f32; the order of additions is fixed, so a device gives the same bits each run.
+"""Reductions over axes. f16 accumulates in f32; the order is fixed, so a device gives the same bits on every run.
 
 dim is an axis, a tuple of axes, or None for all; keepdim leaves them with length 1. What produces the operand is fused
 into the kernel (shaders/reduce/fold.wgsl).
@@ -72,19 +72,18 @@ def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Index (i32) of the largest value, the first of equals; a NaN counts as largest. dim None: index into x.flatten()."""
+    """Index (i32) of the largest value, the first of equals; NaN counts as largest. dim None: into x.flatten()."""
     return arg("argmax", x, dim, keepdim)
 
 
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Index (i32) of the smallest value, the first of equals; a NaN counts as smallest. dim None: index into x.flatten()."""
+    """Index (i32) of the smallest value, the first of equals; NaN counts as smallest. dim None: into x.flatten()."""
     return arg("argmin", x, dim, keepdim)
 
 
 def arg(kind: str, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
     x = x.to("i32") if x.dtype == "bool" else x
-    out = fold(kind, x, None if dim is None else axis_of(kind, dim, x.ndim), keepdim, "i32")
-    return out
+    return fold(kind, x, None if dim is None else axis_of(kind, dim, x.ndim), keepdim, "i32")
 
 
 def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | ValuesIndices:

@@ -16,7 +16,12 @@ UNARY = {
     "tanh": np.tanh,
     "relu": lambda v: np.maximum(v, 0),
 }
-BINARY = {"add": np.add, "sub": np.subtract, "mul": lambda a, b: np.clip(a, -3, 3) * np.clip(b, -3, 3), "maximum": np.maximum}
+BINARY = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": lambda a, b: np.clip(a, -3, 3) * np.clip(b, -3, 3),
+    "maximum": np.maximum,
+}
 
 
 def bounded(t):
@@ -37,7 +42,11 @@ def programs(draw):
     shape = draw(st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=3))
     steps = [("leaf", tuple(shape)), ("leaf", tuple(shape))]
     for _ in range(draw(st.integers(2, 9))):
-        kind = draw(st.sampled_from(["unary", "binary", "number", "permute", "reshape", "slice", "reduce", "cat", "flip", "leaf"]))
+        kind = draw(
+            st.sampled_from(
+                ["unary", "binary", "number", "permute", "reshape", "slice", "reduce", "cat", "flip", "leaf"]
+            )
+        )
         steps.append((kind, draw(st.integers(0, 2**16)), draw(st.integers(0, 2**16)), draw(st.integers(0, 2**16))))
     return steps, draw(st.integers(0, 2**16))
 
@@ -75,7 +84,8 @@ def run(program, device):
             t, v = t.reshape(shape), v.reshape(shape)
         elif kind == "slice" and v.ndim:
             key = tuple(
-                [slice(None), slice(1, None), slice(None, None, 2), 0, slice(0, 2)][(q >> 3 * a) % 5] for a in range(v.ndim)
+                [slice(None), slice(1, None), slice(None, None, 2), 0, slice(0, 2)][(q >> 3 * a) % 5]
+                for a in range(v.ndim)
             )
             if 0 in v[key].shape:
                 key = ...

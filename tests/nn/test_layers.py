@@ -87,7 +87,13 @@ def test_strict_loading_lists_every_name(net, rng):
     assert set(error.missing) == {"scale", "blocks.1.up.bias"}
     assert set(error.unexpected) == {"extra.weight", "blocks.2.norm.weight"}
     assert {name for name, _, _ in error.wrong} == {"embed.weight", "heads.a.bias"}
-    for text in ("missing (2)", "unexpected (2)", "wrong (2)", "embed.weight is float32[11, 33], expected f32[11, 32]", "nothing"):
+    for text in (
+        "missing (2)",
+        "unexpected (2)",
+        "wrong (2)",
+        "embed.weight is float32[11, 33], expected f32[11, 32]",
+        "nothing",
+    ):
         assert text in str(error)
     with pytest.raises(StateError, match="wrong"):  # wrong shapes are never let through
         net.load_state_dict(state, strict=False)
