@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import resource
 import time
 
 import pytest
 
 from nn.io.chat_template import ChatTemplate, ChatTemplateError
+
+resource = pytest.importorskip("resource")  # memory in use; not on Windows
 
 WORK = "more work than|not done after"
 ATTRIBUTE = "unsafe|not allowed"
