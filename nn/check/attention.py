@@ -1,0 +1,313 @@
+"""Checks of shaders/attention/: every kernel with every way of reading rows, of choosing keys and of masking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nn.check.arrays import STORE_ERROR, STORE_FLOOR, fetch, poisoned, upload
+from nn.check.base import Case, Outcome
+from nn.ops.attention import Heads, Variant, record_attention
+from nn.ops.base import Array
+
+if TYPE_CHECKING:
+    from gpu import Device
+
+VARIANTS: tuple[Variant, ...] = ("tile", "decode", "narrow")
+UNIT = 2.0**-24  # half the spacing of f32 at 1
+
+
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float,
+    seen: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    softcap: float = 0.0,
+) -> np.ndarray:
+    """softmax(cap(scale q.k) + bias) v in float64. q (B, Hq, L, D), k and v (B, Hkv, S, D); seen and bias broadcast to
+    (B, Hq, L, S). Query head h reads head h // (Hq / Hkv); a row that sees no key is 0."""
+    share = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
+    scores = scale * np.einsum("bhld,bhsd->bhls", q, k)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    if seen is not None:
+        scores = np.where(seen, scores, -np.inf)
+    if scores.shape[-1] == 0:
+        return np.zeros(q.shape)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
+    total = weights.sum(-1, keepdims=True)
+    return np.einsum("bhls,bhsd->bhld", weights / np.where(total == 0.0, 1.0, total), v)
+
+
+def visible(rows: int, keys: int, *, offset: int, window: int = 0) -> np.ndarray:
+    """(rows, keys) bool: row i sees keys up to i + offset, the last `window` of them (0: all)."""
+    end = np.arange(rows)[:, None] + offset
+    at = np.arange(keys)[None, :]
+    return (at <= end) & ((at > end - window) if window else True)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One input. kv: key/value heads. mask: its shape with True where it has the problem's length and False where 1."""
+
+    batch: int = 1
+    heads: int = 2
+    kv: int = 1
+    rows: int = 1
+    keys: int = 1
+    causal: bool = False
+    offset: int = 0
+    window: int = 0
+    softcap: float = 0.0
+    logits: float = 3.0  # largest |scale q.k|, about
+    mask: tuple[bool, bool, bool, bool] | None = None
+
+
+# Lengths around the switches: 64 rows and 32 keys a tile, WG = 256 keys a block of decode, 4 pairs and 32 keys in narrow.
+PLAIN = [
+    Problem(),
+    Problem(heads=6, kv=2, rows=1, keys=77),
+    Problem(batch=2, heads=4, kv=2, rows=15, keys=31, causal=True, offset=16),
+    Problem(heads=3, kv=3, rows=16, keys=32, causal=True),
+    Problem(heads=3, kv=1, rows=17, keys=33, softcap=20.0, logits=60),
+    Problem(heads=1, kv=1, rows=63, keys=64, causal=True, offset=1, window=16),
+    Problem(heads=2, kv=1, rows=64, keys=65, causal=True, offset=0, window=1),
+    Problem(heads=2, kv=2, rows=65, keys=33, causal=True, offset=-32),  # 32 rows see nothing
+    Problem(heads=2, kv=1, rows=130, keys=200, causal=True, offset=70, window=33),
+    Problem(heads=4, kv=1, rows=3, keys=255, logits=80),
+    Problem(heads=4, kv=1, rows=2, keys=257, causal=True, offset=255, softcap=50.0, logits=80),
+    Problem(heads=1, kv=1, rows=5, keys=600, causal=True, offset=595, window=300),
+    Problem(heads=2, kv=1, rows=9, keys=0),
+]
+SHORT = [  # fewer lengths, for other D
+    Problem(heads=2, kv=1, rows=1, keys=77),
+    Problem(batch=2, heads=4, kv=2, rows=66, keys=70, causal=True, offset=4, logits=10),
+    Problem(heads=5, kv=1, rows=1, keys=300, logits=30),
+]
+MASKED = [
+    Problem(batch=2, heads=4, kv=2, rows=3, keys=77, mask=(True, True, True, True)),
+    Problem(batch=2, heads=2, kv=2, rows=66, keys=33, mask=(False, False, True, True)),
+    Problem(batch=2, heads=2, kv=1, rows=5, keys=40, mask=(True, False, False, True)),
+    Problem(
+        heads=2, kv=1, rows=7, keys=40, causal=True, offset=33, mask=(False, True, False, True), logits=80, softcap=30.0
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Make:
+    """One specialisation of a kernel and what it is fed."""
+
+    title: str
+    parts: tuple[str, str, str]  # rows, keys, mask
+    elem: str = "f32"
+    kv: str = "f32"
+    d: int = 64
+
+
+# Compiling one takes a software driver seconds, so each stands for several things at once.
+MAKES = [
+    Make("plain", ("vec4", "given", "none")),
+    Make(
+        "short", ("vec4", "given", "none"), "f16", "f16", 80
+    ),  # 20 groups of four features: a chunk of 8 and a part of one
+    Make("short", ("vec4", "given", "none"), d=96),
+    Make("short", ("vec4", "given", "none"), d=256),
+    Make("short", ("scalar", "given", "none"), d=63),
+    Make("cache", ("vec4", "step", "none"), "f32", "f16", 64),
+    Make("cache", ("vec4", "step", "none"), d=128),
+    Make("cache", ("scalar", "step", "none"), "f16", "f16", 37),
+    Make("masked", ("vec4", "given", "bool"), d=32),
+    Make("masked", ("vec4", "given", "additive"), "f16", "f16", 32),
+    Make("masked", ("scalar", "given", "additive"), d=1),
+]
+
+
+def cases() -> list[Case]:
+    """Kernel x the list above; decode also with subgroups, where only the reduction changes."""
+    found = []
+    for variant in VARIANTS:
+        for make in MAKES:
+            found.append(_case(variant, make, subgroups=False))
+        if variant == "decode":
+            found += [_case(variant, make, subgroups=True) for make in (MAKES[0], MAKES[5])]
+    return found
+
+
+def _case(variant: Variant, make: Make, *, subgroups: bool) -> Case:
+    rows, keys, mask = make.parts
+    files = (f"attention/{variant}.wgsl", "attention/params.wgsl", f"attention/rows_{rows}.wgsl")
+    files += (f"attention/keys_{keys}.wgsl", f"attention/mask_{mask}.wgsl")
+    if variant == "decode":
+        files += (f"lib/reduce{'_subgroup' if subgroups else ''}.wgsl",)
+    needs = {"f16"} if "f16" in (make.elem, make.kv) else set()
+    needs |= {"subgroups"} if subgroups else set()
+    how = f"{make.title} {mask} {rows}{' subgroups' if subgroups else ''}"
+    name = f"attention/{variant} attention_{variant}: {how}, q {make.elem} kv {make.kv} D {make.d}"
+    options = {"elem": make.elem, "kv": make.kv, "d": make.d, "variant": variant, "subgroups": subgroups}
+    if make.title == "cache":
+        return Case(name, partial(_cached, **options), files, frozenset(needs))
+    problems = {"plain": PLAIN, "short": SHORT, "masked": MASKED}[make.title]
+    mask_type = "bool" if mask == "bool" else make.elem
+    return Case(name, partial(_general, problems=problems, mask_type=mask_type, **options), files, frozenset(needs))
+
+
+def tolerance(elem: str, d: int, logits: float, values: np.ndarray) -> dict[str, float]:
+    """Bounds of the error: a score of size s is a sum of d products, wrong by at most about (sqrt(d) + 4) s units, and
+    exp adds (3 + 2 s) ulp more; each weight is wrong by that much of itself, the result by twice that of max |v|."""
+    score = (d**0.5 + 4.0) * logits + 2.0 * logits + 8.0
+    atol = 2.0 * (score + 8.0) * UNIT * float(np.abs(values).max(initial=0.0))
+    return {"rtol": STORE_ERROR[elem], "atol": atol + STORE_FLOOR[elem]}
+
+
+def _general(
+    device: Device,
+    rng: np.random.Generator,
+    *,
+    problems: list[Problem],
+    elem: str,
+    kv: str,
+    d: int,
+    variant: Variant,
+    subgroups: bool,
+    mask_type: str,
+) -> Iterator[Outcome]:
+    for problem in problems:
+        b, n, m = problem.batch, problem.rows, problem.keys
+        scale = 1.0 / d**0.5
+        size = (problem.logits / 3.0) ** 0.5  # of each feature: scale * q.k then has the deviation logits / 3
+        q, q64, q_view = _heads(device, rng, (b, problem.heads, n, d), elem, size, swapped=False)
+        k, k64, k_view = _heads(device, rng, (b, problem.kv, m, d), kv, size, swapped=True)
+        v, v64, v_view = _heads(device, rng, (b, problem.kv, m, d), kv, 1.0, swapped=False)
+        out = poisoned(device, (b, n, problem.heads, d), elem)
+        seen = visible(n, m, offset=problem.offset, window=problem.window) if problem.causal else np.ones((n, m), bool)
+        mask, bias = None, None
+        if problem.mask is not None:
+            whole = (b, problem.heads, n, m)
+            shape = tuple(length if full else 1 for length, full in zip(whole, problem.mask, strict=True))
+            allowed = rng.random(shape) < 0.7
+            allowed[0, 0, -1] = False  # a row that sees no key, where the mask has rows
+            if mask_type == "bool":
+                mask = Array(device.upload(allowed.astype(np.uint32)), shape, "bool")
+                seen = seen & allowed
+            else:
+                added = np.where(allowed, rng.standard_normal(shape) * 2, -np.inf)
+                mask, bias = upload(device, added, mask_type)
+        record = device.recorder()
+        record_attention(
+            record,
+            q_view,
+            k_view,
+            v_view,
+            _swapped_view(out),
+            scale=scale,
+            mask=mask,
+            causal=problem.causal,
+            offset=problem.offset,
+            window=problem.window,
+            softcap=problem.softcap,
+            variant=variant,
+            subgroups=subgroups,
+        )
+        record.submit()
+        want = attention(q64, k64, v64, scale=scale, seen=seen, bias=bias, softcap=problem.softcap)
+        largest = float(
+            np.abs(scale * np.einsum("bhld,bhsd->bhls", q64, np.repeat(k64, problem.heads // problem.kv, 1))).max(
+                initial=0.0
+            )
+        )
+        got = fetch(device, out).transpose(0, 2, 1, 3)
+        yield Outcome(got, want, **tolerance(elem, d, largest + 8.0, v64), label=str(problem))
+        del q, k, v
+
+
+def _cached(
+    device: Device, rng: np.random.Generator, *, elem: str, kv: str, d: int, variant: Variant, subgroups: bool
+) -> Iterator[Outcome]:
+    """One recording, replayed with another step buffer; what lies behind the filled part of the cache is NaN."""
+    for heads, kv_heads, rows, context, window, softcap in (
+        (9, 3, 1, 300, 0, 0.0),
+        (4, 1, 8, 64, 16, 30.0),
+        (2, 2, 67, 131, 0, 0.0),
+        (14, 2, 5, 290, 257, 0.0),
+    ):
+        q, q64 = upload(device, rng.standard_normal((rows, heads * d)) * 3, elem)
+        keys = rng.standard_normal((context, kv_heads * d))
+        values = rng.standard_normal((context, kv_heads * d))
+        k, k64 = upload(device, keys, kv)
+        v, v64 = upload(device, values, kv)
+        out = poisoned(device, (rows, heads * d), elem)
+        step = device.upload(np.zeros(4, np.uint32))
+        record = device.recorder()
+        record_attention(
+            record,
+            Heads.rows(q, heads, rows, d),
+            Heads.rows(k, kv_heads, context, d),
+            Heads.rows(v, kv_heads, context, d),
+            Heads.rows(out, heads, rows, d),
+            scale=d**-0.5,
+            step=step,
+            window=window,
+            softcap=softcap,
+            variant=variant,
+            subgroups=subgroups,
+        )
+        plan = record.plan()
+        scale = d**-0.5
+        for position, tokens in ((0, rows), (context // 2, max(rows - 2, 1)), (context - rows, rows), (7, 0), (31, 1)):
+            filled = position + tokens
+            k.buffer.write(_until(keys, filled, kv))
+            v.buffer.write(_until(values, filled, kv))
+            out.buffer.write(np.full(out.shape, np.nan, np.float16 if elem == "f16" else np.float32))
+            step.write(np.array([position, tokens, 0, 0], np.uint32))
+            plan.replay()
+            split = [x[:filled].reshape(1, filled, kv_heads, d).transpose(0, 2, 1, 3) for x in (k64, v64)]
+            rows64 = q64.reshape(1, rows, heads, d).transpose(0, 2, 1, 3)
+            seen = visible(rows, filled, offset=position, window=window) & (np.arange(rows) < tokens)[:, None]
+            want = attention(rows64, split[0], split[1], scale=scale, seen=seen, softcap=softcap)
+            largest = float(np.abs(q64).max() * np.abs(k64).max() * d**0.5)
+            label = f"{heads}/{kv_heads} heads, {rows} rows, context {context}, window {window}, at {position}+{tokens}"
+            got = fetch(device, out).reshape(1, rows, heads, d).transpose(0, 2, 1, 3)
+            yield Outcome(got, want, **tolerance(elem, d, largest, v64), label=label)
+
+
+def _until(values: np.ndarray, filled: int, dtype: str) -> np.ndarray:
+    """The cache with NaN where nothing was written yet: a kernel that reads on shows it."""
+    stored = values.astype(np.float16 if dtype == "f16" else np.float32)
+    stored[filled:] = np.nan
+    return stored
+
+
+def _heads(
+    device: Device,
+    rng: np.random.Generator,
+    shape: tuple[int, int, int, int],
+    dtype: str,
+    size: float,
+    *,
+    swapped: bool,
+) -> tuple[Array, np.ndarray, Heads]:
+    """Random (B, H, L, D) values, stored so, or as (B, L, H, D) where swapped; in float64 as (B, H, L, D); the view."""
+    values = rng.standard_normal(shape) * size
+    if not swapped:
+        array, exact = upload(device, values, dtype)
+        return array, exact, Heads.of(array)
+    array, exact = upload(device, values.transpose(0, 2, 1, 3), dtype)
+    return array, exact.transpose(0, 2, 1, 3), _swapped_view(array)
+
+
+def _swapped_view(array: Array) -> Heads:
+    """(B, L, H, D) seen as (B, H, L, D)."""
+    b, n, h, d = array.shape
+    return Heads(array.buffer, array.dtype, (b, h, n, d), (n * h * d, d, h * d))

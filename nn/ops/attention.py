@@ -1,0 +1,381 @@
+"""Attention: torch's scaled_dot_product_attention, the same with window and soft-cap, and attention over a KV cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.tensor import Tensor, apply
+
+if TYPE_CHECKING:
+    from gpu import Buffer, Recorder
+
+Variant = Literal["tile", "decode", "narrow"]
+FLOATS = ("f32", "f16")
+MAX_HEAD = 256  # features a head
+TILE_ROWS = 64  # query rows a workgroup of tile.wgsl
+NARROW_ROWS = 4  # (query row, head) pairs a workgroup of narrow.wgsl at most
+DECODE_ROWS = 8  # up to this many query rows decode.wgsl is used
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(scale * query key^T + mask) value, never holding the scores of all keys at once.
+
+    Args:
+        query: (..., Hq, L, D) or (..., L, D) f32 or f16; D at most 256.
+        key, value: (..., Hkv, S, D) or (..., S, D), f32 or f16, both the same dtype.
+        attn_mask: bool (true takes part) or f32/f16 (added; minus infinity leaves out), broadcast to (..., Hq, L, S).
+            A query that sees no key gives 0 (torch gives NaN).
+        dropout_p: 0 only, for now.
+        is_causal: query i sees keys 0..i, as torch counts: from the upper left whatever L and S are.
+        scale: None takes 1 / sqrt(D).
+        enable_gqa: Hq may be a multiple of Hkv: query head h reads key and value head h // (Hq / Hkv).
+    Returns: shape and dtype of query.
+    Raises: ShapeError, TypeError for other dtypes, ValueError if mask and is_causal are both given,
+        NotImplementedError for dropout.
+    Source: Dao 2023, arXiv:2307.08691. Name and signature: torch.nn.functional.scaled_dot_product_attention.
+    """
+    name = "scaled_dot_product_attention"
+    if dropout_p != 0.0:
+        raise NotImplementedError(
+            f"{name}: dropout_p is {dropout_p}; dropout of weights is not there yet, pass 0.0 and drop out the result"
+        )
+    if attn_mask is not None and is_causal:
+        raise ValueError(
+            f"{name}: attn_mask and is_causal are both given; put the causal rule into the mask, or leave one out"
+        )
+    if query.ndim < 2 or key.ndim != query.ndim or value.ndim != query.ndim:
+        raise ShapeError(
+            f"{name}: query, key and value have shapes {query.shape}, {key.shape}, {value.shape}; expected "
+            "the same number of axes, at least (L, D)"
+        )
+    if not enable_gqa and query.ndim > 2 and query.shape[-3] != key.shape[-3]:
+        raise ShapeError(
+            f"{name}: query has {query.shape[-3]} heads, key {key.shape[-3]}; "
+            "pass enable_gqa=True to let query heads share keys"
+        )
+    lead = query.shape[:-3]
+    q, k, v = (_four(t) for t in (query, key, value))
+    mask = attn_mask
+    if mask is not None:
+        if mask.ndim > 4 and math.prod(mask.shape[:-3]) != 1:
+            mask = mask.expand(*lead, *mask.shape[-3:])
+        mask = mask.reshape(math.prod(mask.shape[:-3]), *((1,) * (3 - mask.ndim)), *mask.shape[-3:])
+    out = attention(q, k, v, mask=mask, causal=is_causal, offset=0, scale=scale)
+    return out.reshape(*query.shape)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    offset: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(mask + cap(scale * q k^T)) v with everything that language models ask for.
+
+    Args:
+        q: (B, Hq, L, D) f32 or f16; D at most 256.
+        k, v: (B, Hkv, S, D), f32 or f16, both the same dtype; Hkv divides Hq, query head h reads head h // (Hq / Hkv).
+        mask: bool (true takes part) or f32/f16 (added; minus infinity leaves out), broadcast to (B, Hq, L, S).
+        causal: query i sees the keys 0..i + offset.
+        offset: None takes S - L: the last query sees every key.
+        window: with causal, only the last `window` of those keys, the query's own position counted.
+        softcap: scores become softcap * tanh(score / softcap) before the mask.
+        scale: None takes 1 / sqrt(D).
+    Returns: (B, Hq, L, D), dtype of q. A query that sees no key gives 0.
+    Raises: ShapeError, TypeError for other dtypes, ValueError for a window without causal or options out of range.
+    Source: Dao 2023, arXiv:2307.08691; soft-cap: Gemma 2, arXiv:2408.00118; window: Mistral, arXiv:2310.06825.
+    """
+    _check_options("attention", window, softcap)
+    if window is not None and not causal:
+        raise ValueError(
+            f"attention: window={window} without causal=True; a window counts back from the causal position"
+        )
+    if q.ndim != 4:
+        raise ShapeError(f"attention: q has shape {q.shape}; expected (B, Hq, L, D)")
+    op = Attention(
+        causal=causal,
+        offset=(k.shape[-2] - q.shape[-2] if offset is None else offset) if causal and k.ndim == 4 else 0,
+        window=window or 0,
+        softcap=softcap or 0.0,
+        scale=1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale,
+    )
+    return apply(op, q, k, v) if mask is None else apply(op, q, k, v, mask)
+
+
+def cached_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    step: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Causal attention of T tokens over a KV cache whose fill is known on the device only.
+
+    Row t stands at cache index position + t and sees the keys up to it; rows at and past `tokens` give 0. Neither the
+    kernel nor its grid depends on position, so a recorded plan replays with nothing but the step buffer changed.
+
+    Args:
+        q: (T, heads * D) f32 or f16, positions already rotated in; D at most 256.
+        k_cache, v_cache: (context, kv_heads, D) or (context, kv_heads * D), f32 or f16, both the same dtype.
+        step: (4,) u32: position, tokens, seed, draw. The first two are read.
+        heads, kv_heads: query head h reads key and value head h // (heads / kv_heads).
+        scale: factor of q k^T, usually 1 / sqrt(D).
+        window: only the last `window` keys, the row's own position counted; None: all.
+        softcap: scores become softcap * tanh(score / softcap); None: they stay.
+    Returns: (T, heads * D), dtype of q.
+    Raises: ShapeError, TypeError for other dtypes, ValueError for options out of range.
+    Source: as `attention`.
+    """
+    _check_options("cached_attention", window, softcap)
+    op = CachedAttention(heads=heads, kv_heads=kv_heads, scale=scale, window=window or 0, softcap=softcap or 0.0)
+    return apply(op, q, k_cache, v_cache, step)
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """Operands q, k, v and, optionally, mask. window and softcap: 0 for none."""
+
+    causal: bool
+    offset: int
+    window: int
+    softcap: float
+    scale: float
+
+    def infer(self, q: Spec, k: Spec, v: Spec, mask: Spec | None = None) -> Spec:
+        _check_dtypes("attention", q, k, v)
+        (b, heads, length, d), name = q.shape, "attention"
+        if len(k.shape) != 4 or k.shape != v.shape or k.shape[0] != b or k.shape[3] != d:
+            raise ShapeError(
+                f"{name}: q has shape {q.shape}, k {k.shape}, v {v.shape}; expected k and v "
+                f"(B, Hkv, S, D) with B = {b}, D = {d}"
+            )
+        _check_heads(name, heads, k.shape[1], d)
+        if mask is not None:
+            whole = (b, heads, length, k.shape[2])
+            if len(mask.shape) != 4 or any(m not in (1, n) for m, n in zip(mask.shape, whole, strict=True)):
+                raise ShapeError(
+                    f"{name}: mask has shape {mask.shape}; every axis must be 1 or as in (B, Hq, L, S) = {whole}"
+                )
+            if mask.dtype not in ("bool", *FLOATS):
+                raise TypeError(f"{name}: mask is {mask.dtype}; expected bool (true takes part), f32 or f16 (added)")
+        return q
+
+    def lower(self, record: Recorder, q: Array, k: Array, v: Array, *rest: Array) -> None:
+        mask, out = (rest[0], rest[1]) if len(rest) == 2 else (None, rest[0])
+        record_attention(
+            record,
+            Heads.of(q),
+            Heads.of(k),
+            Heads.of(v),
+            Heads.of(out),
+            scale=self.scale,
+            mask=mask,
+            causal=self.causal,
+            offset=self.offset,
+            window=self.window,
+            softcap=self.softcap,
+        )
+
+
+@dataclass(frozen=True)
+class CachedAttention(Op):
+    """Operands q, k_cache, v_cache, step. window and softcap: 0 for none."""
+
+    heads: int
+    kv_heads: int
+    scale: float
+    window: int
+    softcap: float
+
+    def infer(self, q: Spec, k: Spec, v: Spec, step: Spec) -> Spec:
+        name = "cached_attention"
+        _check_dtypes(name, q, k, v)
+        if len(q.shape) != 2 or q.shape[1] % self.heads:
+            raise ShapeError(f"{name}: q has shape {q.shape}; expected (T, heads * D) with heads = {self.heads}")
+        d = q.shape[1] // self.heads
+        _check_heads(name, self.heads, self.kv_heads, d)
+        if k.shape != v.shape or len(k.shape) < 2 or math.prod(k.shape[1:]) != self.kv_heads * d:
+            raise ShapeError(
+                f"{name}: k_cache has shape {k.shape}, v_cache {v.shape}; expected both (context, {self.kv_heads}, {d})"
+            )
+        if step.dtype != "u32" or step.size != 4:
+            raise ShapeError(
+                f"{name}: step is {step.shape} {step.dtype}; expected (4,) u32: position, tokens, seed, draw"
+            )
+        return q
+
+    def lower(self, record: Recorder, q: Array, k: Array, v: Array, step: Array, out: Array) -> None:
+        tokens, d, context = q.shape[0], q.shape[1] // self.heads, k.shape[0]
+        record_attention(
+            record,
+            Heads.rows(q, self.heads, tokens, d),
+            Heads.rows(k, self.kv_heads, context, d),
+            Heads.rows(v, self.kv_heads, context, d),
+            Heads.rows(out, self.heads, tokens, d),
+            scale=self.scale,
+            step=step.buffer,
+            window=self.window,
+            softcap=self.softcap,
+        )
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A (batch, heads, rows, features) view of a buffer: sizes, and strides in elements; features are contiguous."""
+
+    buffer: Buffer
+    dtype: str
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int]  # batch, head, row
+
+    @classmethod
+    def of(cls, array: Array) -> Heads:
+        """Of a dense (B, H, L, D) array."""
+        b, h, n, d = array.shape
+        return cls(array.buffer, array.dtype, (b, h, n, d), (h * n * d, n * d, d))
+
+    @classmethod
+    def rows(cls, array: Array, heads: int, rows: int, d: int) -> Heads:
+        """Of a dense (L, H * D) array."""
+        return cls(array.buffer, array.dtype, (1, heads, rows, d), (0, d, heads * d))
+
+
+def record_attention(
+    record: Recorder,
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    out: Heads,
+    *,
+    scale: float,
+    step: Buffer | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    offset: int = 0,
+    window: int = 0,
+    softcap: float = 0.0,
+    variant: Variant | None = None,
+    subgroups: bool | None = None,
+) -> None:
+    """One dispatch of shaders/attention/: the one place that knows which kernel, parts and grid.
+
+    step: the buffer that gives position and tokens (then causal and offset are not looked at). variant: which kernel;
+    None takes what suits this device and the number of query rows.
+    """
+    device = record.device
+    batch, heads, q_len, d = q.shape
+    kv_heads, k_len = k.shape[1], k.shape[2]
+    if batch * heads * q_len * d == 0:
+        return
+    if variant is None:
+        variant = "narrow" if device.caps.kind == "cpu" else "decode" if q_len <= DECODE_ROWS else "tile"
+    wide = k_len > 0 and d % 4 == 0 and all(stride % 4 == 0 for view in (q, k, v, out) for stride in view.strides)
+    parts = {
+        "rows": f"attention/rows_{'vec4' if wide else 'scalar'}.wgsl",
+        "keys": f"attention/keys_{'given' if step is None else 'step'}.wgsl",
+        "mask": "attention/mask_none.wgsl",
+    }
+    types = {"Elem": q.dtype, "KV": k.dtype}
+    buffers = {"q": q.buffer, "k": k.buffer, "v": v.buffer, "out": out.buffer}
+    strides = dict.fromkeys(("mask_batch", "mask_head", "mask_row", "mask_key"), 0)
+    if step is not None:
+        buffers["step"] = step
+    if mask is not None:
+        boolean = mask.dtype == "bool"
+        parts["mask"] = f"attention/mask_{'bool' if boolean else 'additive'}.wgsl"
+        buffers["allowed" if boolean else "bias"] = mask.buffer
+        if not boolean:
+            types["Bias"] = mask.dtype
+        for axis, name in enumerate(strides):
+            strides[name] = math.prod(mask.shape[axis + 1 :]) if mask.shape[axis] > 1 else 0
+    for name, view in (("q", q), ("k", k), ("v", v), ("out", out)):
+        strides |= {
+            f"{name}_{axis}": stride for axis, stride in zip(("batch", "head", "row"), view.strides, strict=True)
+        }
+    constants = {"D": d}
+    grid = (heads, q_len, batch)
+    if variant == "tile":
+        grid = (-(-q_len // TILE_ROWS), heads, batch)
+    elif variant == "narrow":
+        pairs = q_len * (heads // kv_heads)
+        constants["ROWS"] = -(-pairs // -(-pairs // NARROW_ROWS))  # 5 pairs: 3 and 2
+        grid = (-(-pairs // constants["ROWS"]), kv_heads, batch)
+    kernel = device.kernel(
+        f"attention/{variant}.wgsl",
+        f"attention_{variant}",
+        types=types,
+        constants=constants,
+        parts=parts,
+        subgroups=subgroups if variant == "decode" else False,
+    )
+    record(
+        kernel,
+        grid,
+        **buffers,
+        heads=heads,
+        group=heads // kv_heads,
+        quads=-(-d // 4),
+        q_len=q_len,
+        k_len=k_len,
+        causal=int(causal),
+        offset=offset,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        **strides,
+    )
+
+
+def _four(x: Tensor) -> Tensor:
+    """(..., H, L, D) or (L, D) as (B, H, L, D)."""
+    heads = x.shape[-3] if x.ndim > 2 else 1
+    return x.reshape(math.prod(x.shape[:-3]), heads, *x.shape[-2:])
+
+
+def _check_options(name: str, window: int | None, softcap: float | None) -> None:
+    if window is not None and window < 1:
+        raise ValueError(
+            f"{name}: window is {window}; it counts keys, the query's own included: at least 1, or None for all"
+        )
+    if softcap is not None and not softcap > 0.0:
+        raise ValueError(f"{name}: softcap is {softcap}; it bounds the scores and must be > 0, or None for no bound")
+
+
+def _check_dtypes(name: str, q: Spec, k: Spec, v: Spec) -> None:
+    if q.dtype not in FLOATS or k.dtype not in FLOATS or k.dtype != v.dtype:
+        raise TypeError(f"{name}: q is {q.dtype}, k {k.dtype}, v {v.dtype}; expected f32 or f16, k and v the same")
+
+
+def _check_heads(name: str, heads: int, kv_heads: int, d: int) -> None:
+    if kv_heads < 1 or heads % kv_heads:
+        raise ShapeError(
+            f"{name}: {heads} query heads, {kv_heads} key/value heads; the first must be a multiple of the second"
+        )
+    if not 1 <= d <= MAX_HEAD:
+        raise ShapeError(f"{name}: heads of {d} features; expected 1 to {MAX_HEAD}")
+
+
+__all__ = ["attention", "cached_attention", "scaled_dot_product_attention"]

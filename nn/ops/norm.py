@@ -1,0 +1,266 @@
+"""RMSNorm and LayerNorm over trailing axes, and the RMSNorm that ends in a residual sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.tensor import Tensor, apply
+
+if TYPE_CHECKING:
+    from gpu import Recorder
+
+FLOATS = ("f32", "f16")
+EPSILON = {"f32": 2.0**-23, "f16": 2.0**-10}  # torch's default eps of rms_norm: the dtype's machine epsilon
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Scale each row to unit root mean square: y = x / sqrt(mean(x^2) + eps) * weight.
+
+    Args:
+        input: (..., *normalized_shape) f32 or f16. Sums are f32.
+        normalized_shape: the trailing axes that make up a row.
+        weight: of normalized_shape, f32 or f16, or None for ones.
+        eps: added to the mean square; None takes the machine epsilon of input's dtype, as torch does.
+    Returns: shape and dtype of input.
+    Raises: ShapeError where shapes do not fit, ValueError if eps is negative, TypeError for other dtypes.
+    Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4. Name and signature: torch.nn.functional.rms_norm.
+    """
+    shape = _trailing("rms_norm", input, normalized_shape)
+    eps = EPSILON.get(input.dtype, 0.0) if eps is None else eps
+    op = RMSNormRows(axes=len(shape), eps=_checked_eps("rms_norm", eps))
+    return apply(op, input) if weight is None else apply(op, input, weight)
+
+
+def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """residual + rms_norm(x) * weight over the last axis in one pass: a sub-layer's output joining the residual stream.
+
+    Args:
+        residual, x: (..., C), the same shape and dtype, f32 or f16. Sums are f32.
+        weight: (C,) f32 or f16.
+        eps: added to the mean square of x.
+    Returns: (..., C), dtype of x.
+    Raises: ShapeError, ValueError if eps is negative, TypeError for other dtypes.
+    Source: the post-norms of Gemma 2, arXiv:2408.00118, section 2.
+    """
+    return apply(AddRMSNormRows(eps=_checked_eps("add_rms_norm", eps)), residual, x, weight)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Shift and scale each row to mean 0 and variance 1: y = (x - mean) / sqrt(var + eps) * weight + bias.
+
+    Args:
+        input: (..., *normalized_shape) f32 or f16. Sums are f32; the variance is the biased one.
+        normalized_shape: the trailing axes that make up a row.
+        weight, bias: of normalized_shape, f32 or f16 (both the same), or None for ones and zeros.
+        eps: added to the variance.
+    Returns: shape and dtype of input.
+    Raises: ShapeError where shapes do not fit, ValueError if eps is negative, TypeError for other dtypes.
+    Source: Ba et al. 2016, arXiv:1607.06450. Name and signature: torch.nn.functional.layer_norm.
+    """
+    shape = _trailing("layer_norm", input, normalized_shape)
+    op = LayerNormRows(axes=len(shape), eps=_checked_eps("layer_norm", eps))
+    if weight is None and bias is None:
+        return apply(op, input)
+    if weight is None:
+        assert bias is not None
+        if bias.shape != shape:
+            raise ShapeError(
+                f"layer_norm: bias has shape {bias.shape}, rows of the input {input.shape} have shape {shape}"
+            )
+        return apply(op, input) + bias
+    return apply(op, input, weight) if bias is None else apply(op, input, weight, bias)
+
+
+@dataclass(frozen=True)
+class RMSNormRows(Op):
+    """Operands x and, optionally, weight; the last `axes` axes of x are a row."""
+
+    axes: int
+    eps: float
+
+    def infer(self, x: Spec, *weights: Spec) -> Spec:
+        return _infer("rms_norm", x, weights, self.axes)
+
+    def lower(self, record: Recorder, x: Array, *rest: Array) -> None:
+        *gain, out = rest
+        record_rms_norm(record, x, out, gain=gain[0] if gain else None, axes=self.axes, eps=self.eps)
+
+
+@dataclass(frozen=True)
+class AddRMSNormRows(Op):
+    """Operands residual, x, weight; rows are the last axis."""
+
+    eps: float
+
+    def infer(self, residual: Spec, x: Spec, weight: Spec) -> Spec:
+        if residual != x:
+            raise ShapeError(
+                f"add_rms_norm: residual is {residual.shape} {residual.dtype}, x is {x.shape} {x.dtype}; "
+                "both must be the same"
+            )
+        return _infer("add_rms_norm", x, (weight,), 1)
+
+    def lower(self, record: Recorder, residual: Array, x: Array, weight: Array, out: Array) -> None:
+        record_rms_norm(record, x, out, gain=weight, residual=residual, eps=self.eps)
+
+
+@dataclass(frozen=True)
+class LayerNormRows(Op):
+    """Operands x and, optionally, weight, then bias; the last `axes` axes of x are a row."""
+
+    axes: int
+    eps: float
+
+    def infer(self, x: Spec, *weights: Spec) -> Spec:
+        return _infer("layer_norm", x, weights, self.axes)
+
+    def lower(self, record: Recorder, x: Array, *rest: Array) -> None:
+        *weights, out = rest
+        weight = weights[0] if weights else None
+        bias = weights[1] if len(weights) > 1 else None
+        record_layer_norm(record, x, out, weight=weight, bias=bias, axes=self.axes, eps=self.eps)
+
+
+def record_rms_norm(
+    record: Recorder,
+    x: Array,
+    out: Array,
+    *,
+    gain: Array | None = None,
+    residual: Array | None = None,
+    axes: int = 1,
+    eps: float,
+    serial: bool | None = None,
+    subgroups: bool | None = None,
+) -> None:
+    """One dispatch of shaders/norm/rms_norm*.wgsl. `residual` needs `gain`. serial: a row an invocation; None: this
+    device's better one."""
+    entry = "rms_norm" if gain is None else "rms_norm_gain" if residual is None else "add_rms_norm"
+    buffers = {} if gain is None else {"gain": gain.buffer}
+    if residual is not None:
+        buffers["residual"] = residual.buffer
+    types = {"Elem": x.dtype} if gain is None else {"Elem": x.dtype, "Gain": gain.dtype}
+    record_rows(
+        record,
+        "norm/rms_norm",
+        entry,
+        rows=math.prod(x.shape[: len(x.shape) - axes]),
+        cols=math.prod(x.shape[len(x.shape) - axes :]),
+        types=types,
+        serial=serial,
+        subgroups=subgroups,
+        x=x.buffer,
+        out=out.buffer,
+        eps=eps,
+        **buffers,
+    )
+
+
+def record_layer_norm(
+    record: Recorder,
+    x: Array,
+    out: Array,
+    *,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    axes: int = 1,
+    eps: float,
+    serial: bool | None = None,
+    subgroups: bool | None = None,
+) -> None:
+    """One dispatch of shaders/norm/layer_norm*.wgsl. `bias` needs `weight`. serial: as in record_rms_norm."""
+    entry = "layer_norm" if weight is None else "layer_norm_weight" if bias is None else "layer_norm_affine"
+    buffers = {} if weight is None else {"weight": weight.buffer}
+    if bias is not None:
+        buffers["bias"] = bias.buffer
+    types = {"Elem": x.dtype} if weight is None else {"Elem": x.dtype, "Gain": weight.dtype}
+    record_rows(
+        record,
+        "norm/layer_norm",
+        entry,
+        rows=math.prod(x.shape[: len(x.shape) - axes]),
+        cols=math.prod(x.shape[len(x.shape) - axes :]),
+        types=types,
+        serial=serial,
+        subgroups=subgroups,
+        x=x.buffer,
+        out=out.buffer,
+        eps=eps,
+        **buffers,
+    )
+
+
+def record_rows(
+    record: Recorder,
+    path: str,
+    entry: str,
+    *,
+    rows: int,
+    cols: int,
+    types: dict[str, str],
+    serial: bool | None,
+    subgroups: bool | None,
+    **operands: object,
+) -> None:
+    """One dispatch of a kernel that works row by row and has a variant `_serial` with a row an invocation."""
+    if rows == 0 or cols == 0:
+        return
+    device = record.device
+    if device.caps.kind == "cpu" if serial is None else serial:
+        kernel = device.kernel(f"{path}_serial.wgsl", f"{entry}_serial", types=types, subgroups=False)
+        record(kernel, -(-rows // 8), rows=rows, cols=cols, **operands)
+        return
+    constants = {"WG": 64 if cols <= 512 else 256}
+    kernel = device.kernel(f"{path}.wgsl", entry, types=types, constants=constants, subgroups=subgroups)
+    record(kernel, rows, rows=rows, cols=cols, **operands)
+
+
+def _trailing(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(normalized_shape, Tensor):
+        raise TypeError(
+            f"{name}: normalized_shape is a Tensor; the second argument is the shape of a row, as in torch: "
+            f"{name}(x, (C,), weight)"
+        )
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or x.shape[-len(shape) :] != shape:
+        raise ShapeError(
+            f"{name}: input has shape {x.shape}, which does not end in normalized_shape {shape}; pass "
+            "the lengths of the trailing axes to normalise over"
+        )
+    return shape
+
+
+def _checked_eps(name: str, eps: float) -> float:
+    if not eps >= 0.0:
+        raise ValueError(f"{name}: eps is {eps}; it is added under the root and must be >= 0, 1e-5 or 1e-6 is usual")
+    return float(eps)
+
+
+def _infer(name: str, x: Spec, weights: Sequence[Spec], axes: int) -> Spec:
+    row = x.shape[len(x.shape) - axes :]
+    for spec in weights:
+        if spec.shape != row:
+            raise ShapeError(
+                f"{name}: weight or bias has shape {spec.shape}, rows of the input {x.shape} have shape {row}"
+            )
+    for what, spec in [("input", x), *(("weight or bias", w) for w in weights)]:
+        if spec.dtype not in FLOATS:
+            raise TypeError(f"{name}: {what} is {spec.dtype}; expected f32 or f16, convert with .to('f32')")
+    if len({spec.dtype for spec in weights}) > 1:
+        raise TypeError(f"{name}: weight is {weights[0].dtype}, bias is {weights[1].dtype}; both must have one dtype")
+    return x
+
+
+__all__ = ["add_rms_norm", "layer_norm", "rms_norm"]

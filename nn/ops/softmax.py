@@ -1,0 +1,83 @@
+"""Softmax and log-softmax over one axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nn.ops.base import Array, Op, Spec
+from nn.ops.norm import FLOATS, record_rows
+from nn.tensor import Tensor, apply, axis_of
+
+if TYPE_CHECKING:
+    from gpu import Recorder
+
+
+def softmax(input: Tensor, dim: int, *, dtype: str | None = None) -> Tensor:
+    """exp(x - max) / sum(exp(x - max)) along `dim`.
+
+    Elements of minus infinity are masked and give 0; where a whole row is masked the row is 0 (torch gives NaN).
+
+    Args:
+        input: any shape, f32 or f16. Sums are f32.
+        dim: the axis that sums to 1.
+        dtype: "f32" or "f16", to which input is converted first.
+    Returns: shape of input.
+    Raises: IndexError if there is no such axis, TypeError for other dtypes.
+    Source: Milakov & Gimelshein 2018, arXiv:1805.02867. Name: torch.nn.functional.softmax.
+    """
+    return _along(SoftmaxRows(log=False), "softmax", input, dim, dtype)
+
+
+def log_softmax(input: Tensor, dim: int, *, dtype: str | None = None) -> Tensor:
+    """x - max - log(sum(exp(x - max))) along `dim`; masked elements (minus infinity) stay as they are.
+
+    Arguments, result and errors as for `softmax`. Name: torch.nn.functional.log_softmax.
+    """
+    return _along(SoftmaxRows(log=True), "log_softmax", input, dim, dtype)
+
+
+@dataclass(frozen=True)
+class SoftmaxRows(Op):
+    """Softmax or log-softmax of each row: the last axis."""
+
+    log: bool
+
+    def infer(self, x: Spec) -> Spec:
+        if x.dtype not in FLOATS:
+            name = "log_softmax" if self.log else "softmax"
+            raise TypeError(f"{name}: input is {x.dtype}; expected f32 or f16, pass dtype='f32'")
+        return x
+
+    def lower(self, record: Recorder, x: Array, out: Array) -> None:
+        record_softmax(record, x, out, log=self.log)
+
+
+def record_softmax(
+    record: Recorder, x: Array, out: Array, *, log: bool, serial: bool | None = None, subgroups: bool | None = None
+) -> None:
+    """One dispatch of shaders/softmax/softmax*.wgsl. serial: a row an invocation; None: this device's better one."""
+    record_rows(
+        record,
+        "softmax/softmax",
+        "log_softmax" if log else "softmax",
+        rows=x.rows,
+        cols=x.cols,
+        types={"Elem": x.dtype},
+        serial=serial,
+        subgroups=subgroups,
+        x=x.buffer,
+        out=out.buffer,
+    )
+
+
+def _along(op: Op, name: str, x: Tensor, dim: int, dtype: str | None) -> Tensor:
+    axis = axis_of(name, dim, x.ndim)
+    if dtype is not None and dtype != x.dtype:
+        x = x.to(dtype)
+    if axis >= x.ndim - 1:
+        return apply(op, x)
+    return apply(op, x.transpose(axis, -1)).transpose(axis, -1)
+
+
+__all__ = ["log_softmax", "softmax"]
