@@ -61,6 +61,10 @@ class Backend:
     def request_device(self, adapter: Any, *, features: Sequence[str], limits: dict[str, int], trusted: bool) -> Any:
         raise NotImplementedError
 
+    def matrix_configs(self, adapter: Any) -> list[dict[str, Any]]:
+        """Matrix units as the implementation lists them: component_type, result_component_type, m, n, k, ..."""
+        return []
+
     def shader_module(self, device: Any, code: str, label: str, *, trusted: bool) -> Any:
         raise NotImplementedError
 
@@ -342,6 +346,9 @@ class DawnBackend(Backend):
             required_limits=limits,
             enable_toggles=["disable_robustness"] if trusted else [],
         )
+
+    def matrix_configs(self, adapter: Any) -> list[dict[str, Any]]:
+        return list(self._extras.get_adapter_properties(adapter).get("subgroup_matrix_configs", []))
 
     def shader_module(self, device: Any, code: str, label: str, *, trusted: bool) -> Any:
         return device.create_shader_module(code=code, label=label)

@@ -107,10 +107,10 @@ def load(
     parts: Mapping[str, str] | None = None,
     slots: Mapping[str, str] | None = None,
     subgroups: bool = False,
-    root: Path = SHADERS,
+    root: Path | None = None,
 ) -> Source:
-    """Assemble the file `path` below shaders/. Raises ShaderError on an unknown option or a missing file."""
-    assembler = _Assembler(root, dict(parts or {}), subgroups)
+    """Assemble the file `path` below `root` (default: SHADERS). Raises ShaderError: an unknown option, no such file."""
+    assembler = _Assembler(root or SHADERS, dict(parts or {}), subgroups)
     assembler.paste(path, None)
     unused = set(parts or {}) - assembler.parts_seen
     if unused:
