@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpu import ShaderError, wgsl
 
 FILES = sorted(str(path.relative_to(wgsl.SHADERS)) for path in wgsl.SHADERS.rglob("*.wgsl"))
+MORE_BUFFERS = {"norm_qkv_bias_rope": 9}  # entries that nn takes only where the device allows so many
 MAIN = "@compute @workgroup_size(1) fn main() "
 
 
@@ -48,7 +49,7 @@ def test_every_shader_file_loads_with_its_defaults(path, subgroups):
     assert len(loaded.lines) == loaded.code.count("\n")
     for entry in loaded.entries:
         used = loaded.used_by(entry)
-        assert sum(binding.access != "uniform" for binding in used) <= 8
+        assert sum(binding.access != "uniform" for binding in used) <= MORE_BUFFERS.get(entry, 8)
         slots = [(binding.group, binding.index) for binding in used]
         assert len(slots) == len(set(slots)), f"{entry}: two bindings share a number"
 
@@ -319,7 +320,8 @@ def test_parameters_hide_bindings_and_attributes_are_no_use():
 
 def test_helpers_are_followed_through_each_other_and_a_hidden_helper_is_not():
     text = BINDINGS + (
-        "fn one() -> f32 { return two() + b[0]; }\nfn two() -> f32 { return x[0]; }\nfn three() -> f32 { return z[0]; }\n"
+        "fn one() -> f32 { return two() + b[0]; }\nfn two() -> f32 { return x[0]; }\n"
+        "fn three() -> f32 { return z[0]; }\n"
         "@compute @workgroup_size(1) fn main() { let three = 1.0; a[0] = one() + three; }\n"
         "@compute @workgroup_size(1) fn other() { a[0] = three(); }"
     )
