@@ -11,13 +11,12 @@ import numpy as np
 
 from nn.check.arrays import STORE_ERROR, STORE_FLOOR, fetch, poisoned, upload
 from nn.check.base import Case, Outcome
-from nn.ops.attention import Heads, Variant, record_attention
+from nn.ops.attention import VARIANTS, Heads, Variant, record_attention
 from nn.ops.base import Array
 
 if TYPE_CHECKING:
     from gpu import Device
 
-VARIANTS: tuple[Variant, ...] = ("tile", "decode", "narrow")
 UNIT = 2.0**-24  # half the spacing of f32 at 1
 
 
@@ -74,7 +73,8 @@ class Problem:
     mask: tuple[bool, bool, bool, bool] | None = None
 
 
-# Lengths around the switches: 64 rows and 32 keys a tile, WG = 256 keys a block of decode, 4 pairs and 32 keys in narrow.
+# Lengths around the switches: tiles of 64 rows and 32 keys, blocks of 256 keys in decode, 4 pairs and 32 keys in
+# narrow.
 PLAIN = [
     Problem(),
     Problem(heads=6, kv=2, rows=1, keys=77),

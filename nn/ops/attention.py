@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpu import Buffer, Recorder
 
 Variant = Literal["tile", "decode", "narrow"]
+VARIANTS: tuple[Variant, ...] = ("tile", "decode", "narrow")  # files of shaders/attention/
 FLOATS = ("f32", "f16")
 MAX_HEAD = 256  # features a head
 TILE_ROWS = 64  # query rows a workgroup of tile.wgsl
