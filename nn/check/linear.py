@@ -16,12 +16,12 @@ from nn.check.base import Case, Outcome
 from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array, Op
 from nn.ops.linear import (
-    GEMM_VARIANT,
     GatedMLP,
     Linear,
     NormLinear,
     QKVRope,
     Variant,
+    gemm_variant,
     gemv_variant,
     multiply,
     row_variant,
@@ -307,37 +307,40 @@ def _variants() -> list[tuple[str, Variant, tuple[int, ...], bool | None, int, t
                 form = gemv_variant(tile, 64, blocks * 32, 32)
                 name = f"gemv {tile} lanes {dict(form.constants)['LANES']}{' subgroups' if subgroups else ''}"
                 found.append((name, form, tokens, subgroups, blocks, every))
-    found.append(("gemm", GEMM_VARIANT, (1, 9, 33, 65), False, 3, (*PLAIN[:4], PAIRED[0])))
+    for tokens in ((9, 33, 65), (1, 9)):
+        form = gemm_variant(tokens[-1], 1 << 20)
+        tiled = (*PLAIN[:4], *PAIRED[:1])
+        found.append((f"gemm {form.tokens} tokens", form, tokens, False, 3, tiled))
     return found
 
 
 def cases() -> list[Case]:
-    """Every format meets every variant, and every entry every variant; which of them meet in one case rotates."""
+    """Row kernels meet every format, each form of the others every fourth of them; entries rotate."""
     found: list[Case] = []
     for number, (name, chosen, tokens, subgroups, blocks, entries) in enumerate(_variants()):
+        rows = chosen.path == "matmul/row.wgsl"
         for i, format in enumerate(FORMATS):
-            entry = entries[(i + number) % len(entries)]
-            cols = _whole(format, blocks)
+            if not rows and (i + number) % 4:
+                continue
+            form = row_variant(chosen.tokens, dense=True) if rows and format_of(format).dense else chosen
+            entry, cols = entries[len(found) % len(entries)], _whole(format, blocks)
             shaders = (chosen.path, f"quant/{format}.wgsl", *_SHARED)
-            if chosen.path != GEMM_VARIANT.path:
+            if chosen.path != "matmul/gemm_weight.wgsl":
                 shaders += ("matmul/entries.wgsl",)
             if chosen.path == "matmul/gemv.wgsl":
                 shaders += ("matmul/lanes_subgroup.wgsl" if subgroups else "matmul/lanes.wgsl",)
-            dense = chosen.path == "matmul/row.wgsl" and format_of(format).dense
-            form = row_variant(chosen.tokens, dense=True) if dense else chosen
-            options = {"chosen": form, "entry": entry, "format": format, "cols": cols, "tokens": tokens}
+            options: dict[str, Any] = {"chosen": form, "entry": entry, "format": format, "cols": cols}
+            options |= {"tokens": tokens, "subgroups": subgroups}
             label = f"matmul/{entry}: {name}, {format} K={cols}"
             needs = {"subgroups"} if subgroups else set()
             if entry in QKV:
-                cache = ("f32", "f16")[(i + number) // len(entries) % 2]
-                shape = _SHAPES[number % 2]
-                run = partial(_qkv, subgroups=subgroups, cache=cache, **options, **shape)
+                cache = ("f32", "f16")[len(found) // len(entries) % 2]
+                run = partial(_qkv, cache=cache, **options, **_SHAPES[number % 2])
                 needs |= {"f16"} if cache == "f16" else set()
                 label += f" cache {cache}"
             else:
-                activation = ("silu", "gelu_tanh")[number % 2]
-                rows, pieces = (78, 1) if "gated" in entry else (77, 1 + i % 3)
-                run = partial(_rows, rows=rows, pieces=pieces, activation=activation, subgroups=subgroups, **options)
+                shape = {"rows": 78, "pieces": 1} if "gated" in entry else {"rows": 77, "pieces": 1 + i % 3}
+                run = partial(_rows, activation=("silu", "gelu_tanh")[number % 2], **options, **shape)
             found.append(Case(label, run, shaders, frozenset(needs)))
     return found + _rope_cases() + _helper_cases() + _op_cases()
 

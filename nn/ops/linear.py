@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("silu", "gelu_tanh")
 _ROW, _GEMV, _GEMM = "matmul/row.wgsl", "matmul/gemv.wgsl", "matmul/gemm_weight.wgsl"
 _GEMV_TOKENS = 8  # more go through the tiled kernel
+_FILL = 128  # workgroups that keep a large GPU busy
 
 
 # --- public functions -------------------------------------------------------------------------------------------------
@@ -149,7 +150,12 @@ def gemv_variant(tokens: int, rows: int, cols: int, lanes: int) -> Variant:
     return Variant(_GEMV, group // share * per_item, tile, constants)
 
 
-GEMM_VARIANT = Variant(_GEMM, 64, 64)
+def gemm_variant(tokens: int, rows: int) -> Variant:
+    """Tiles of 64 rows; fewer tokens a tile where there would be too few workgroups to fill a GPU, or few tokens."""
+    per = 8
+    while per > 1 and (8 * per >= 2 * tokens or -(-rows // 64) * -(-tokens // (8 * per)) < _FILL):
+        per //= 2
+    return Variant(_GEMM, 64, 8 * per, (("PER", per),))
 
 
 def variant(caps: Capabilities, tokens: int, w: Weight) -> Variant:
@@ -157,7 +163,7 @@ def variant(caps: Capabilities, tokens: int, w: Weight) -> Variant:
     if caps.kind == "cpu":
         return row_variant(tokens, dense=format_of(w.format).dense)
     if tokens > _GEMV_TOKENS:
-        return GEMM_VARIANT
+        return gemm_variant(tokens, w.shape[0])
     return gemv_variant(tokens, *w.shape, caps.subgroup_size if caps.subgroups else 16)
 
 
