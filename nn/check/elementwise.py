@@ -408,23 +408,27 @@ def joined(device: Device, rng: np.random.Generator, *, dtype: str) -> Iterator[
 
 
 def windowed(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
-    """A device that binds 8 KiB at a time: operands are bound in windows, rows and columns broadcast."""
+    """A device that binds 8 KiB at a time: operands are bound in windows; rows, reversed and transposed reads too."""
     small = replace(device.caps, max_binding=8192)
     for shape in ((9000,), (37, 259), (3, 5, 600)):
         a, row = f32(rng.standard_normal(shape)), f32(rng.standard_normal(shape[-1:]))
-        arrays = {}
-        for name, host in (("a", a), ("row", row)):
-            arrays[name] = Array(device.upload(host), host.shape)
-        values = {name: Value(array.spec, array=array) for name, array in arrays.items()}
+        source, line = (Value(Spec(h.shape), array=Array(device.upload(h), h.shape)) for h in (a, row))
+        dense = Strided.dense(shape)
+        back = Strided(shape, (-dense.strides[0], *dense.strides[1:]), (shape[0] - 1) * dense.strides[0])
         spread = Strided(shape, (0,) * (len(shape) - 1) + (1,))
-        expr = Apply("f32", ADD, (Load("f32", values["a"], Strided.dense(shape)), Load("f32", values["row"], spread)))
-        out = Array(device.upload(np.full(shape, NAN, np.float32)), shape)
-        value = Value(out.spec)
-        record = device.recorder()
-        codegen.MapStep(small, expr, value, Strided.dense(shape)).record(
-            record, lambda v, value=value, out=out: out if v is value else v.array
-        )
-        count = len(record)
-        record.submit()
-        yield Outcome(device.read(out.buffer, np.float32, shape), a.astype(np.float64) + row, 1e-7, 1e-7, f"{shape}")
-        yield Outcome(np.array([count > 1]), np.array([True]), label="more than one window")
+        both = Apply("f32", ADD, (Load("f32", source, dense), Load("f32", source, back)))
+        expr = Apply("f32", ADD, (both, Load("f32", line, spread)))
+        want = a.astype(np.float64) + a[::-1] + row
+        for turn in (False, True) if len(shape) == 2 else (False,):
+            out = Array(device.upload(np.full(shape, NAN, np.float32)), shape[::-1] if turn else shape)
+            value = Value(out.spec)
+            at = Strided(shape, (1, shape[0]), 0) if turn else dense
+            record = device.recorder()
+            codegen.MapStep(small, expr, value, at).record(
+                record, lambda v, value=value, out=out: out if v is value else v.array
+            )
+            count = len(record)
+            record.submit()
+            got = device.read(out.buffer, np.float32, out.shape)
+            yield Outcome(got.T if turn else got, want, 2e-7, 3e-7, f"{shape}, turned {turn}")
+            yield Outcome(np.array([count > 1]), np.array([True]), label="more than one window")

@@ -14,7 +14,7 @@ from nn import functional as ops
 from nn.check.arrays import poisoned
 from nn.check.base import Case, Outcome
 from nn.check.elementwise import f32
-from nn.graph import codegen
+from nn.graph import fold
 from nn.graph.expr import Load, Value
 from nn.graph.ir import Reduce, Strided
 from nn.ops.base import DTYPES, Array, Spec
@@ -77,7 +77,7 @@ def rows(device: Device, rng: np.random.Generator, *, kind: str, how: str) -> It
         out = Value(Spec((shape[0], 1), dtype))
         target = poisoned(device, (shape[0], 1), dtype)
         op = Reduce(kind, (1,), dtype)
-        steps = codegen.reduce_steps(caps, op, Load(kind_in, source, Strided.dense(shape)), shape, out)
+        steps = fold.reduce_steps(caps, op, Load(kind_in, source, Strided.dense(shape)), shape, out)
         memory: dict[Value, Array] = {out: target, source: source.array}  # pyright: ignore[reportAssignmentType]
         record = device.recorder()
         for step in steps:

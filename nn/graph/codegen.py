@@ -22,8 +22,8 @@ import numpy as np
 
 from gpu import LimitExceeded, wgsl
 from nn.graph.expr import Apply, Expr, Index, Load, Scalar, Value, coalesce, walk
-from nn.graph.ir import Cast, Reduce, Strided, name_of
-from nn.ops.base import DTYPES, Spec
+from nn.graph.ir import Cast, Strided, name_of
+from nn.ops.base import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,6 @@ REGISTER = {"f32": "f32", "f16": "f32", "i32": "i32", "u32": "u32", "bool": "boo
 STORED = {"f32": "f32", "f16": "f16", "i32": "i32", "u32": "u32", "bool": "u32"}
 WG = 64
 MAX_ELEMENTS = (1 << 32) - (1 << 24)  # u32 indices, with room for the overhang of a folded grid
-EMPTY: dict[str, float | int | bool] = {"sum": 0, "prod": 1, "mean": math.nan, "any": False, "all": True}
 
 
 # --- the function of one element -------------------------------------------------------------------------------------
@@ -144,9 +143,7 @@ def with_library(lines: list[str]) -> list[str]:
 class Addresses:
     """Where each load, position and result lies, as WGSL over coordinates c0, c1, ... and Params fields."""
 
-    def __init__(
-        self, body: Body, dims: tuple[int, ...], ats: list[tuple[tuple[int, ...], int]], *, vector: bool
-    ) -> None:
+    def __init__(self, dims: tuple[int, ...], ats: list[tuple[tuple[int, ...], int]]) -> None:
         self.fields: list[tuple[str, str, int]] = []
         self.text: list[str] = []
         self.dims = dims
@@ -174,20 +171,20 @@ class Addresses:
         return [*lines, f"let c{first} = r{first};"]
 
 
-def bindings(body: Body, vector: list[bool], first: int) -> tuple[list[str], dict[str, Value], list[str]]:
-    """Declarations, name -> value, and the name each load reads through. A value seen both ways is bound twice."""
-    names: dict[tuple[int, bool], str] = {}
-    lines, values, of = [], {}, []
-    for load, wide in zip(body.loads, vector):
-        key = (load.value.key, wide)
-        if key not in names:
-            name = names[key] = f"b{len(names)}"
-            type_ = STORED[load.dtype]
-            type_ = f"vec4<{type_}>" if wide else type_
-            lines.append(f"@group(0) @binding({first + len(names)}) var<storage, read> {name}: array<{type_}>;")
-            values[name] = load.value
-        of.append(names[key])
-    return lines, values, of
+def bindings(body: Body, keys: list[Any], vector: list[bool], first: int) -> tuple[list[str], list[str]]:
+    """Declarations from binding `first` on, and the name each load reads through.
+
+    Loads of one key (the same piece of memory) share a binding; a piece seen as vectors and as scalars is bound twice.
+    """
+    names: dict[Any, str] = {}
+    lines, of = [], []
+    for load, key, wide in zip(body.loads, keys, vector):
+        if (key, wide) not in names:
+            name = names[key, wide] = f"b{len(names)}"
+            type_ = f"vec4<{STORED[load.dtype]}>" if wide else STORED[load.dtype]
+            lines.append(f"@group(0) @binding({first + len(lines)}) var<storage, read> {name}: array<{type_}>;")
+        of.append(names[key, wide])
+    return lines, of
 
 
 # --- element-wise kernels --------------------------------------------------------------------------------------------
@@ -223,18 +220,17 @@ class MapStep:
         buffers = [array_of(load.value).buffer for load in loads]
         for window in windows(views, sizes, limit, self.body.title):
             cut = [cut_buffer(b, view, size, limit) for b, view, size in zip(buffers, window, sizes)]
+            keys = [(load.value.key, buffer.offset, buffer.nbytes) for load, (buffer, _) in zip(loads, cut)]
             positions = window[len(loads) : -1]
             out, out_view = cut_buffer(array_of(self.value).buffer, window[-1], sizes[-1], limit)
-            text, fields, wide, names = generate(
-                self.body, [v for _, v in cut], positions, out_view, self.value.spec.dtype
+            text, fields, names, group = generate(
+                self.body, keys, [v for _, v in cut], positions, out_view, self.value.spec.dtype
             )
-            n = math.prod(out_view.shape) // (4 if wide else 1)
             kernel = record.device.kernel_source(text, "fused", label=f"fused {self.body.title}")
             record(
                 kernel,
-                grid=-(-n // WG),
+                grid=-(-fields["n"] // group),
                 out=out,
-                n=n,
                 **{name: buffer for name, (buffer, _) in zip(names, cut)},
                 **fields,
             )
@@ -278,9 +274,12 @@ def cut_buffer(buffer: Any, view: Strided, size: int, limit: int) -> tuple[Any, 
 
 
 def generate(
-    body: Body, loads: list[Strided], positions: list[Strided], out: Strided, dtype: str
-) -> tuple[str, dict[str, Any], bool, list[str]]:
-    """Text of the kernel, its Params but n, whether it handles four elements an invocation, names of the loads."""
+    body: Body, keys: list[Any], loads: list[Strided], positions: list[Strided], out: Strided, dtype: str
+) -> tuple[str, dict[str, Any], list[str], int]:
+    """Text of the kernel, its Params, names of the loads, and how many of the n items a workgroup handles.
+
+    An item is a vector of four elements where the innermost axis allows it for every operand, else one element.
+    """
     shape, strides = out.shape, [v.strides for v in (*loads, *positions, out)]
     offsets = [v.offset for v in (*loads, *positions, out)]
     count = len(loads)
@@ -303,10 +302,10 @@ def generate(
                 strides[j] = (*(step // 4 for step in strides[j][:-1]), 1)
                 offsets[j] //= 4
         shape, strides = coalesce(shape, strides)
-    addresses = Addresses(body, shape, list(zip(strides, offsets)), vector=wide)
-    declared, values, names = bindings(body, flags[:count], 0)
-    lines = ["let i = (wg.y * grid.x + wg.x) * 64u + lane;", "if (i >= p.n) { return; }"]
-    lines += addresses.coordinates("i", 0, len(shape))
+    addresses = Addresses(shape, list(zip(strides, offsets)))
+    declared, names = bindings(body, keys, flags[:count], 1)
+    group = WG if wide else 4 * WG  # one vector or four elements an invocation: launching more is what costs then
+    lines = addresses.coordinates("i", 0, len(shape))
     stored_type = STORED[dtype]
     element = f"vec4<{stored_type}>" if wide else stored_type
     arguments: list[list[str]] = [[] for _ in range(4 if wide else 1)]
@@ -321,200 +320,21 @@ def generate(
     calls = [stored(f"element({', '.join(argument)})", dtype) for argument in arguments]
     result = calls[0] if not wide else f"{element}(\n    " + ",\n    ".join(calls) + ")"
     lines.append(f"out[{addresses.text[-1]}] = {result};")
-    fields = [("n", "u32", 0), *addresses.fields, *body.fields]
+    fields = [("n", "u32", math.prod(shape)), *addresses.fields, *body.fields]
     code = [
         f"// fused: {body.title}",
         f"struct Params {{ {', '.join(f'{name}: {type_}' for name, type_, _ in fields)} }}",
         f"@group(0) @binding(0) var<storage, read_write> out: array<{element}>;",
         *declared,
-        f"@group(0) @binding({len(values) + 1}) var<uniform> p: Params;",
+        f"@group(0) @binding({len(declared) + 1}) var<uniform> p: Params;",
         *with_library(body.function()),
         f"@compute @workgroup_size({WG})",
         "fn fused(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,",
         "         @builtin(local_invocation_index) lane: u32) {",
-        *(f"  {line}" for line in lines),
+        f"  let start = (wg.y * grid.x + wg.x) * {group}u;",
+        f"  for (var i = start + lane; i < min(start + {group}u, p.n); i += {WG}u) {{",
+        *(f"    {line}" for line in lines),
+        "  }",
         "}",
     ]
-    return "\n".join(code), {name: value for name, _, value in fields[1:]}, wide, names
-
-
-# --- folds -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One kind of reduction over a register type: accumulator, bits of the neutral element, three expressions."""
-
-    acc: str
-    neutral: int
-    join: str
-    enter: str = "{x}"
-    leave: str = "a"
-
-
-def bits(value: float) -> int:
-    return int(np.float32(value).view(np.uint32))
-
-
-def fold_of(kind: str, register: str) -> Fold:
-    """How `kind` folds values of a register type (f32, i32, u32)."""
-    floats = register == "f32"
-    if kind in ("sum", "mean"):
-        return Fold(register, 0, "a + b")
-    if kind == "prod":
-        return Fold(register, bits(1.0) if floats else 1, "a * b")
-    if kind in ("any", "all"):
-        return Fold("u32", int(kind == "all"), "a | b" if kind == "any" else "a & b", "select(0u, 1u, {x})")
-    if kind in ("max", "min"):
-        ends = {"f32": (bits(-math.inf), bits(math.inf)), "i32": (1 << 31, (1 << 31) - 1), "u32": (0, (1 << 32) - 1)}
-        return Fold(register, ends[register][kind == "min"], f"{kind}_{register}(a, b)")
-    order = f"order_{'down_' if kind == 'argmin' else ''}{register}"
-    first = "select(b, a, a.x > b.x || (a.x == b.x && a.y < b.y))"  # ties: the lower index
-    return Fold("vec2<u32>", 0, first, f"vec2<u32>({order}({{x}}), col)", "a.y")
-
-
-def reduce_steps(caps: Capabilities, op: Reduce, expr: Expr, shape: tuple[int, ...], out: Value) -> list[FoldStep]:
-    """The dispatches that fold `expr`, an expression over `shape` (bool for any and all), along op.axes into `out`."""
-    kept = tuple(a for a in range(len(shape)) if a not in op.axes)
-    rows, cols = math.prod(shape[a] for a in kept), math.prod(shape[a] for a in op.axes)
-    fold = fold_of(op.kind, REGISTER[expr.dtype])
-    steps: list[FoldStep] = []
-    source: Expr | Value = expr
-    while True:
-        if isinstance(source, Value):
-            grouped = caps.kind == "gpu" and cols >= WG
-        else:
-            grouped = group_pays(caps, source, shape, op.axes, rows, cols)
-        parts = split(caps, rows, cols, grouped=grouped)
-        pair = (2,) if fold.acc == "vec2<u32>" else ()
-        target = out if parts == 1 else Value(Spec((rows, parts, *pair), "u32" if pair else fold.acc))
-        steps.append(FoldStep(caps, op, fold, source, shape, (kept, op.axes), target, cols, parts, grouped))
-        if parts == 1:
-            return steps
-        source, cols = target, parts
-
-
-def group_pays(
-    caps: Capabilities, expr: Any, shape: tuple[int, ...], axes: tuple[int, ...], rows: int, cols: int
-) -> bool:
-    """A workgroup a row: on GPUs, for long rows whose neighbours in memory are neighbours in the fold."""
-    if caps.kind != "gpu" or cols < WG:
-        return False
-    inner = max((a for a in axes if shape[a] > 1), default=0)
-    along = any(load.at.strides[inner] == 1 for load in expr.loads)
-    return along or rows < 1024
-
-
-def split(caps: Capabilities, rows: int, cols: int, *, grouped: bool) -> int:
-    """How many parts a row is folded in. Parts keep the device busy and keep f32 sums short, so accurate."""
-    width = 16 * WG if grouped else 64
-    longest = 4096 * (WG if grouped else 1) if caps.kind == "gpu" else 1024
-    wanted = 1024 if grouped else 16384 if caps.kind == "gpu" else 64
-    busy = max(1, min(-(-wanted // rows), cols // width))
-    return max(busy, -(-cols // longest))
-
-
-@dataclass
-class FoldStep:
-    """One dispatch of shaders/reduce/fold.wgsl."""
-
-    caps: Capabilities
-    op: Reduce
-    fold: Fold
-    source: Expr | Value  # the expression of the first pass, the partial results of a later one
-    shape: tuple[int, ...]
-    axes: tuple[tuple[int, ...], tuple[int, ...]]
-    out: Value
-    cols: int
-    parts: int
-    grouped: bool
-
-    def __post_init__(self) -> None:
-        self.rows = math.prod(self.shape[a] for a in self.axes[0])
-        if self.rows * self.parts > MAX_ELEMENTS or self.cols > MAX_ELEMENTS:
-            raise LimitExceeded(
-                f"{self.op.kind}: {self.rows:,} x {self.cols:,} elements; indices are 32 bits, split the tensor"
-            )
-        self.body = None if isinstance(self.source, Value) else Body(self.source)
-        inputs = [self.source] if isinstance(self.source, Value) else [load.value for load in self.source.loads]
-        self.reads = tuple(dict.fromkeys(inputs))
-        self.writes = (self.out,)
-
-    def record(self, record: Recorder, array_of: Callable[[Value], Any]) -> None:
-        slots, declared, fields, names = self.value_slot()
-        acc, final = self.fold.acc, self.parts == 1
-        kind, dtype = self.op.kind, self.op.dtype
-        out_type = STORED[dtype] if final else acc
-        leave = "a * p.scale" if kind == "mean" else self.fold.leave
-        if final and dtype == "f16":
-            leave = f"f16({leave})"
-        elif final and kind.startswith("arg"):
-            leave = f"i32({leave})"
-        group = "wg_sum" if kind in ("sum", "mean") and acc == "f32" else "tree"
-        lines = with_library([*slots, f"fn join(a: {acc}, b: {acc}) -> {acc} {{ return {self.fold.join}; }}"])
-        neutral = "vec2<u32>(0u, 0xffffffffu)" if acc == "vec2<u32>" else f"bitcast<{acc}>(p.neutral)"
-        source = wgsl.load(
-            "reduce/fold.wgsl",
-            types={"Acc": acc, "Out": out_type},
-            slots={
-                "value": "\n".join([*declared, *lines[:-1]]),
-                "join": lines[-1],
-                "neutral": f"fn neutral() -> Acc {{ return {neutral}; }}",
-                "finish": f"fn finish(a: Acc) -> Out {{ return {leave if final else 'a'}; }}",
-                "join_group": f"fn join_group(lane: u32, a: Acc) -> Acc {{ return {group}(lane, a); }}",
-            },
-            subgroups=self.caps.subgroups,
-        )
-        extra = "".join(f"{name}: {type_}, " for name, type_, _ in fields)
-        title = f"{kind}({self.body.title})" if self.body and self.body.names else kind
-        text = f"// fused: {title}\n" + source.code.replace("struct Params { ", f"struct Params {{ {extra}", 1)
-        outputs = self.rows * self.parts
-        wg = WG if not self.grouped else min(256, self.caps.max_invocations)
-        entry = "fold_group" if self.grouped else "fold_serial"
-        kernel = record.device.kernel_source(text, entry, label=f"fused {title}", constants={"WG": wg})
-        record(
-            kernel,
-            grid=outputs if self.grouped else -(-outputs // wg),
-            out=array_of(self.out).buffer,
-            outputs=outputs,
-            parts=self.parts,
-            cols=self.cols,
-            chunk=-(-self.cols // self.parts),
-            scale=1 / math.prod(self.shape[a] for a in self.axes[1]),
-            neutral=self.fold.neutral,
-            **{name: array_of(value).buffer for name, value in names.items()},
-            **{name: value for name, _, value in fields},
-        )
-
-    def value_slot(self) -> tuple[list[str], list[str], list[tuple[str, str, Any]], dict[str, Value]]:
-        """WGSL of value(row, col), its declarations, its Params fields, and what its buffers are."""
-        acc = self.fold.acc
-        if self.body is None:
-            declared = [f"@group(0) @binding(3) var<storage, read> b0: array<{acc}>;"]
-            code = [f"fn value(row: u32, col: u32) -> {acc} {{ return b0[row * p.cols + col]; }}"]
-            return code, declared, [], dict(zip(["b0"], self.reads))
-        body = self.body
-        kept, folded = self.axes
-        sources = [*(load.at for load in body.loads), *(index.at for index in body.indices)]
-        outer, outer_strides = coalesce(
-            tuple(self.shape[a] for a in kept), [tuple(s.strides[a] for a in kept) for s in sources]
-        )
-        inner, inner_strides = coalesce(
-            tuple(self.shape[a] for a in folded), [tuple(s.strides[a] for a in folded) for s in sources]
-        )
-        ats = [((*o, *i), s.offset) for o, i, s in zip(outer_strides, inner_strides, sources)]
-        addresses = Addresses(body, (*outer, *inner), ats, vector=False)
-        declared, values, names = bindings(body, [False] * len(body.loads), 2)
-        split_row = addresses.coordinates("row", 0, len(outer))
-        split_col = addresses.coordinates("col", len(outer), len(outer) + len(inner))
-        arguments = [loaded(f"{names[j]}[{addresses.text[j]}]", load.dtype) for j, load in enumerate(body.loads)]
-        arguments += addresses.text[len(body.loads) :]
-        call = f"element({', '.join(arguments)})"
-        code = [
-            *body.function(),
-            f"fn value(row: u32, col: u32) -> {acc} {{",
-            *(f"  {line}" for line in (*split_row, *split_col)),
-            f"  return {self.fold.enter.format(x=call)};",
-            "}",
-        ]
-        return code, declared, [*addresses.fields, *body.fields], values
+    return "\n".join(code), {name: value for name, _, value in fields}, names, group

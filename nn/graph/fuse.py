@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from nn.graph import codegen
+from nn.graph import codegen, fold
 from nn.graph.expr import Apply, Expr, Index, Load, Scalar, Value, scalars
 from nn.graph.ir import (
     COMPUTE,
@@ -235,12 +235,12 @@ class Fuser:
         (x,) = node.inputs
         self.require_dense(node, compute=True)
         if x.spec.size == 0:  # an empty fold gives the neutral element
-            self.exprs[node] = Scalar(op.dtype, codegen.EMPTY[op.kind] if node.spec.size else 0)
+            self.exprs[node] = Scalar(op.dtype, fold.EMPTY[op.kind] if node.spec.size else 0)
         else:
             if not self.fits(self.exprs[x], Spec((1, *x.spec.shape))) or isinstance(self.exprs[x], Scalar):
                 self.store(x)
             value = Value(node.spec)
-            self.steps.extend(codegen.reduce_steps(self.caps, op, self.exprs[x], x.spec.shape, value))
+            self.steps.extend(fold.reduce_steps(self.caps, op, self.exprs[x], x.spec.shape, value))
             self.exprs[node] = Load(op.dtype, value, Strided.dense(node.spec.shape))
 
     def cat(self, node: Node, op: Cat) -> None:

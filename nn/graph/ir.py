@@ -394,7 +394,7 @@ class Contiguous(Op):
 
 @dataclass(frozen=True)
 class Reduce(Op):
-    """Fold `axes` (sorted, not negative); the result keeps them with length 1. kind: as in codegen.fold_of."""
+    """Fold `axes` (sorted, not negative); the result keeps them with length 1. kind: as in fold.fold_of."""
 
     kind: str
     axes: tuple[int, ...]

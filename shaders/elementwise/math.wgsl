@@ -140,7 +140,7 @@ fn remainder_f32(x: f32, y: f32) -> f32 {
 }
 
 fn remainder_i32(x: i32, y: i32) -> i32 {
-  let r = x % y;
+  let r = fmod_i32(x, y);
   return select(r, r + y, r != 0 && ((r < 0) != (y < 0)));
 }
 
@@ -157,7 +157,8 @@ fn fmod_f32(x: f32, y: f32) -> f32 {
   return select(r, -r, x < 0.0);
 }
 
-fn fmod_i32(x: i32, y: i32) -> i32 { return x % y; }
+// Not x % y: Vulkan leaves it undefined for negative operands, and one vendor's driver takes it literally.
+fn fmod_i32(x: i32, y: i32) -> i32 { return x - (x / y) * y; }
 
 fn fmod_u32(x: u32, y: u32) -> u32 { return x % y; }
 

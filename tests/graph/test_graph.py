@@ -10,7 +10,8 @@ import pytest
 import nn.functional as F
 from gpu import LimitExceeded
 from nn.graph import codegen, schedule
-from nn.graph.codegen import FoldStep, MapStep
+from nn.graph.codegen import MapStep
+from nn.graph.fold import FoldStep
 from nn.graph.ir import Strided, topological
 from nn.graph.rewrite import rewrite
 from nn.ops.base import Array, Op, Spec
