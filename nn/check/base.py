@@ -65,12 +65,47 @@ def compare(outcome: Outcome) -> str | None:
     )
 
 
-def run_case(case: Case, device: Device) -> str | None:
-    """Run one case on a device. None if it passes, otherwise what is wrong. Inputs are seeded by the case's name."""
-    rng = np.random.default_rng(list(case.name.encode()))
-    count = 0
-    for outcome in case.run(device, rng):
-        count += 1
+def lacking(case: Case, device: Device) -> str | None:
+    """Why this device cannot run the case ("the device has no f16"), or None if it can."""
+    absent = [need for need in sorted(case.needs) if not getattr(device.caps, need)]
+    return f"the device has no {' and no '.join(absent)}" if absent else None
+
+
+def run_case(case: Case, device: Device, *, twice: bool = False) -> str | None:
+    """Run one case on a device. None if it passes, otherwise what is wrong. Inputs are seeded by the case's name.
+
+    twice: run it a second time and compare the bits of both runs: one device gives the same bits every time.
+    """
+    seen: list[np.ndarray] = []
+    for outcome in case.run(device, _generator(case)):
         if problem := compare(outcome):
             return problem
-    return None if count else "the case compared nothing"
+        seen.append(np.asarray(outcome.got))
+    if not seen:
+        return "the case compared nothing"
+    if not twice:
+        return None
+    again = list(case.run(device, _generator(case)))
+    if len(again) != len(seen):
+        return f"a second run compared {len(again)} results, the first {len(seen)}"
+    for before, outcome in zip(seen, again, strict=True):
+        if problem := _other_bits(before, np.asarray(outcome.got)):
+            return f"{outcome.label}: a second run gave other bits: {problem}"
+    return None
+
+
+def _generator(case: Case) -> np.random.Generator:
+    return np.random.default_rng(list(case.name.encode()))
+
+
+def _other_bits(first: np.ndarray, second: np.ndarray) -> str | None:
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return f"{second.dtype} {second.shape} after {first.dtype} {first.shape}"
+    width = first.dtype.itemsize
+    a, b = (np.frombuffer(x.tobytes(), np.uint8).reshape(-1, width) for x in (first, second))
+    differ = (a != b).any(1)
+    if not differ.any():
+        return None
+    place = int(np.argmax(differ))
+    values = f"{first.reshape(-1)[place]} then {second.reshape(-1)[place]}"
+    return f"{int(differ.sum())} of {differ.size}, first at {place}: {values}"
