@@ -21,6 +21,7 @@ class Kernel:
 
     def __init__(self, device: Device, source: wgsl.Source, entry: str, label: str) -> None:
         self.label, self.source, self.entry = label, source, entry
+        self._device = weakref.ref(device)
         used = source.used_by(entry)
         self.storage = tuple(b for b in used if b.access != "uniform")
         self.names = frozenset(b.name for b in self.storage)
@@ -38,6 +39,9 @@ class Kernel:
             raise ShaderError(f"{label}: uses @group({groups - 1}); kernels have groups 0 to {MAX_GROUPS - 1}")
         self.groups = tuple(tuple(b for b in used if b.group == g) for g in range(groups))
         self.layouts, self.pipeline = _build(device, source, entry, label, self.groups)
+
+    def belongs_to(self, device: Device) -> bool:
+        return self._device() is device
 
     def pack(self, params: Mapping[str, Any]) -> bytes:
         """The uniform bytes of these Params. Raises ShaderError on a missing, unknown or unrepresentable value."""

@@ -53,6 +53,8 @@ class Recorder:
                 f"{kernel.label}: buffers given {sorted(buffers)}, the shader binds {sorted(names)}; "
                 f"missing {sorted(names - buffers.keys())}"
             )
+        if not kernel.belongs_to(self.device):
+            raise GpuError(f"{kernel.label}: this kernel is another device's; make it with this device's kernel()")
         params = kernel.pack({name: value for name, value in operands.items() if name not in names})
         _check_buffers(self.device, kernel, buffers)
         self._commands.append((kernel, buffers, counts))
@@ -184,9 +186,10 @@ class Plan:
                 read[0].require_range("replay: read", 0, read[1])
                 staging = memory.staging(read[1])
                 copies = ((calls.pointer(read[0].raw), read[0].offset, calls.pointer(staging.raw), staging.padded),)
-            last = len(self._batches) - 1
+            batches = self._batches or ([([], 0)] if copies else [])
+            last = len(batches) - 1
             index = None
-            for i, (compiled, count) in enumerate(self._batches):
+            for i, (compiled, count) in enumerate(batches):
                 index = calls.run(device.pointer, device.queue_pointer, compiled, copies if i == last else ())
                 device.counters.dispatches += count
                 device.counters.submits += 1
