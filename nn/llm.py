@@ -9,14 +9,15 @@ for piece in llm.chat("And at night?", stream=True):
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from gpu import Device
-from nn.generate.engine import Engine, Timings
+from nn.generate.engine import Engine, Sampled, Timings
 from nn.generate.options import SamplingOptions
 from nn.generate.stops import StopText
 from nn.io import registry
@@ -27,21 +28,28 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer as it comes: the new text (may be empty), its token, and the token's log-probability."""
+    """A part of an answer as it comes: the new text (may be empty), its token, and the token's log-probability.
+
+    `id` is None where no token came: text that was held back until the end.
+    """
 
     text: str
-    id: int
+    id: int | None
     logprob: float | None = None
 
 
 @dataclass
 class Answer:
-    """A whole answer. finish_reason: "stop" (end of turn or a stop string) or "length" (max_tokens or context)."""
+    """An answer, as far as it came.
+
+    finish_reason: "stop" (end of turn or a stop string), "length" (max_tokens or context), or "cancelled": the iterator
+    was closed, or has not ended yet. `ids` has every token that was made, the one that ended the turn included.
+    """
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
-    finish_reason: str = "length"
+    finish_reason: str = "cancelled"
     timings: Timings = field(default_factory=Timings)
 
 
@@ -144,37 +152,49 @@ class LLM:
             ids = [0 if start is None else start]
         return ids
 
-    def generate(self, ids: Sequence[int], options: SamplingOptions, answer: Answer | None = None) -> Iterator[Piece]:
+    def generate(
+        self,
+        ids: Sequence[int],
+        options: SamplingOptions,
+        answer: Answer | None = None,
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Generator[Piece]:
         """Tokens after `ids` as pieces of text, up to the end of the turn, a stop string, or a limit.
 
         `answer`, if given, is filled on the way: it is complete when the iterator ends, and true for what came so far
         when it is closed early. Text is held back while it may be the start of a stop string or of a character.
+        `cancelled` is asked between the chunks of a long prompt and between tokens: True ends the answer.
+        Raises: ContextFull, GenerationError, ValueError for ids outside the vocabulary.
         """
         answer = Answer() if answer is None else answer
         answer.logprobs = [] if options.logprobs else None
         words, stop = self.tokenizer.stream(), StopText(options.stop)
-        answer.finish_reason = "length"
-        for token in self.engine.generate(ids, options, answer.timings):
-            answer.ids.append(token.id)
-            if answer.logprobs is not None and token.logprob is not None:
-                answer.logprobs.append(token.logprob)
-            if token.id in self.tokenizer.stop_ids:
-                answer.finish_reason = "stop"
-                yield self._piece(answer, stop.push(words.flush()) + stop.flush(), token.id, token.logprob)
-                return
-            text = stop.push(words.push(token.id))
-            if stop.found:
-                answer.finish_reason = "stop"
-                yield self._piece(answer, text, token.id, token.logprob)
-                return
-            yield self._piece(answer, text, token.id, token.logprob)
-        if answer.ids:
-            rest = stop.push(words.flush())
-            yield self._piece(answer, rest if stop.found else rest + stop.flush(), answer.ids[-1], None)
-
-    def _piece(self, answer: Answer, text: str, id: int, logprob: float | None) -> Piece:
-        answer.text += text
-        return Piece(text, id, logprob)
+        last: Sampled | None = None  # the token that ends the turn: it has no text
+        with contextlib.closing(self.engine.generate(ids, options, answer.timings, cancelled=cancelled)) as tokens:
+            for token in tokens:
+                answer.ids.append(token.id)
+                if answer.logprobs is not None and token.logprob is not None:
+                    answer.logprobs.append(token.logprob)
+                if token.id in self.tokenizer.stop_ids:
+                    last = token
+                    break
+                text = stop.push(words.push(token.id))
+                answer.text += text
+                if stop.found is not None:
+                    answer.finish_reason = "stop"
+                yield Piece(text, token.id, token.logprob)
+                if stop.found is not None:
+                    return
+        ended = last is not None or not cancelled()
+        rest = (stop.push(words.flush()) if ended else "") + stop.flush()
+        if ended:
+            answer.finish_reason = "length" if last is None and stop.found is None else "stop"
+        answer.text += rest
+        if last is not None:
+            yield Piece(rest, last.id, last.logprob)
+        elif rest:
+            yield Piece(rest, None)
 
     def _answer(self, ids: Sequence[int], stream: bool, options: Mapping[str, Any]) -> str | Iterator[str]:
         chosen = replace(SamplingOptions(), **options)

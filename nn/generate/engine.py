@@ -11,7 +11,7 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -115,12 +115,18 @@ class Engine:
         self._plan("decode", 1, False)
 
     def generate(
-        self, ids: Sequence[int], options: SamplingOptions, timings: Timings | None = None
-    ) -> Iterator[Sampled]:
+        self,
+        ids: Sequence[int],
+        options: SamplingOptions,
+        timings: Timings | None = None,
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Generator[Sampled]:
         """Tokens that follow the prompt `ids`, one by one, until max_tokens or until the context is full.
 
-        The caller decides about stop tokens by closing the iterator. Tokens of the prompt that the cache already holds
-        (from the start on) are not computed again.
+        The caller decides about stop tokens by closing the iterator. `cancelled` is asked before each chunk of the
+        prompt and each token: True ends it, the cache keeps what is done. Tokens of the prompt that the cache already
+        holds (from the start on) are not computed again.
         Raises: ContextFull before anything is computed; ValueError for ids outside the vocabulary; GenerationError.
         """
         if self._busy:
@@ -139,8 +145,8 @@ class Engine:
         self._busy = True
         try:
             start = first = time.perf_counter()
-            size, rows = self._prefill(ids, timings)
-            while len(answer) < limit:
+            size, rows = self._prefill(ids, timings, cancelled)
+            while len(answer) < limit and not cancelled():
                 while submitted < min(limit, len(answer) + 1 + ahead):
                     kind, length = ("head", size) if submitted == 0 else ("decode", 1)
                     plan, _ = self._plan(kind, length, biased)
@@ -212,7 +218,7 @@ class Engine:
                 bias[token] = value
             self._bias.buffer.write(bias)
 
-    def _prefill(self, ids: Sequence[int], timings: Timings) -> tuple[int, int]:
+    def _prefill(self, ids: Sequence[int], timings: Timings, cancelled: Callable[[], bool]) -> tuple[int, int]:
         """Run the prompt, all but what the cache holds. Returns the last chunk's size and how many rows of it count."""
         same = 0
         for held, wanted in zip(
@@ -224,7 +230,7 @@ class Engine:
         del self._cached[same:]
         timings.cached_tokens, timings.prompt_tokens = same, len(ids) - same
         at, size, count = same, 0, 0
-        while at < len(ids):
+        while at < len(ids) and not cancelled():
             size = self._chunk(len(ids) - at)
             count = min(size, len(ids) - at)
             plan, _ = self._plan("chunk", size, False)

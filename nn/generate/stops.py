@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 
 class StopText:
-    """Push text as it comes; what is given back holds no stop string. `found`: the one that ended it, or None."""
+    """Push text as it comes; what is given back holds no stop string. `found`: the one that ended it, or None.
+
+    The stop string that is complete first ends the text, before its own beginning; of two that are complete at the same
+    character, the longer one. So the text does not depend on how it was cut into pushes.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -20,13 +24,13 @@ class StopText:
         if not self._stops:
             return text
         self._held += text
-        hits = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        hits = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:
-            at, self.found = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+            _, at, self.found = min(hits)
             text, self._held = self._held[:at], ""
             return text
-        keep = max((self._overlap(stop) for stop in self._stops), default=0)
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        certain = len(self._held) - max(self._overlap(stop) for stop in self._stops)
+        text, self._held = self._held[:certain], self._held[certain:]
         return text
 
     def flush(self) -> str:
