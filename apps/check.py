@@ -221,9 +221,9 @@ def _outcome(case: Case, device: Device, *, twice: bool) -> tuple[str, str, bool
     from gpu import DeviceLost
     from nn.check import lacking, run_case
 
-    if missing := lacking(case, device):
-        return "skipped", missing, False
     try:
+        if missing := lacking(case, device):
+            return "skipped", missing, False
         problem = run_case(case, device, twice=twice)
         device.memory.check_canaries()
     except DeviceLost as error:
