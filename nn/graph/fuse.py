@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nn.graph import codegen, fold
+from nn.graph.copy import transpose_step
 from nn.graph.expr import Apply, Expr, Index, Load, Scalar, Value, scalars
 from nn.graph.ir import (
     COMPUTE,
@@ -206,7 +207,8 @@ class Fuser:
                 "is not one block of rows cannot be made on the device"
             )
         if math.prod(at.shape):
-            self.steps.append(codegen.MapStep(self.caps, expr, value, at))
+            turned = transpose_step(self.caps, expr, value, at)
+            self.steps.append(turned or codegen.MapStep(self.caps, expr, value, at))
 
     def operand(self, node: Node) -> tuple[Value, Strided]:
         """The node's value as kernels want it: contiguous, at an offset that can be bound."""
