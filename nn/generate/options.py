@@ -12,14 +12,15 @@ from numbers import Integral, Real
 class SamplingOptions:
     """Settings of one generation. Order of use: penalties, logit bias, temperature, top-k, top-p, min-p, one draw.
 
-    temperature: divides the logits; 0 takes the most likely token. top_k: keep the k most likely, 0 is off.
-    top_p: keep the smallest set with this much probability, 1 is off. min_p: keep tokens at least this fraction as
-    likely as the most likely one, 0 is off. repeat_penalty: seen tokens' logits are divided (positive) or multiplied
-    (negative) by it, 1 is off. presence_penalty, frequency_penalty: subtracted once, and once a time, from tokens of
-    the answer. logit_bias: token id -> added logit. seed: None draws one from the system. max_tokens: None is until
-    the context is full.
-    stop: one string or several that end the answer (and are not part of it); kept as a tuple. logprobs: report each
-    token's log-probability.
+    temperature: divides the logits; 0 (or under 1e-6) takes the most likely token.
+    top_k: keep the k most likely, 0 is off. top_p: keep the smallest set with this much probability, 1 is off.
+    min_p: keep tokens at least this fraction as likely as the most likely one, 0 is off.
+    repeat_penalty: logits of tokens seen in prompt or answer are divided (positive) or multiplied (negative) by it, 1
+    is off. presence_penalty, frequency_penalty: subtracted once, and once a time, from tokens of the answer.
+    logit_bias: token id -> added logit.
+    seed: None draws one from the system. max_tokens: None is until the context is full.
+    stop: one string or several that end the answer (and are not part of it); kept as a tuple.
+    logprobs: report each token's log-probability.
     Raises ValueError naming the option.
     """
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SHADER = "sample/sample.wgsl"
 WG = 256
 IN_PROMPT = np.uint32(0x80000000)
+LEAST_TEMPERATURE = (
+    1e-6  # below it logits / temperature would leave f32; all the probability is on one token long before
+)
 FLAGS = {
     1: "every token is ruled out (all logits are -inf)",
     2: "the model's numbers are broken (NaN or infinity in the logits)",
@@ -27,7 +30,7 @@ def settings_bytes(options: SamplingOptions) -> bytes:
     """The `settings` buffer of the sampler: 32 bytes, as struct Settings in shaders/sample/sample.wgsl."""
     numbers = np.zeros(8, np.float32)
     numbers[[0, 2, 3, 4, 5, 6]] = (
-        options.temperature,
+        options.temperature if options.temperature >= LEAST_TEMPERATURE else 0.0,
         options.top_p,
         options.min_p,
         options.repeat_penalty,
