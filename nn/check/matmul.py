@@ -1,0 +1,136 @@
+"""Checks of shaders/matmul/gemm*.wgsl, the dense matrix products, against float64 NumPy.
+
+All four transposed forms, sizes around every tile edge, empty axes, batches that repeat in either operand, f32 and f16;
+the kernels of both kinds of device run on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nn.check.base import Case, Outcome
+from nn.ops.base import Array
+from nn.ops.matmul import MatMul, Variant, record_matmul, serial_variant, tiled_variant
+
+if TYPE_CHECKING:
+    from gpu import Device
+
+SCALE = "fn epilogue(value: f32, row: u32, col: u32) -> f32 { return value * 2.0 + f32(row) - 3.0 * f32(col); }"
+
+
+def _product(
+    device: Device,
+    rng: np.random.Generator,
+    *,
+    chosen: Variant | None,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    trans_a: bool = False,
+    trans_b: bool = False,
+    dtype: str = "f32",
+    bias: bool = False,
+    fused: bool = False,
+) -> Iterator[Outcome]:
+    """a, b: shapes (..., M, K) and (..., K, N), before an operand is stored transposed. chosen None: the operation."""
+    numpy = np.float32 if dtype == "f32" else np.float16
+    left, right = (rng.standard_normal(shape).astype(numpy) for shape in (a, b))
+    added = rng.standard_normal(b[-1]).astype(numpy)
+    wide = [x.astype(np.float64) for x in (left, right)]
+    want = wide[0] @ wide[1] + (added if bias else 0.0)
+    largest = float((np.abs(wide[0]) @ np.abs(wide[1])).max(initial=0.0))
+    stored = [x.swapaxes(-1, -2) if swap else x for x, swap in ((left, trans_a), (right, trans_b))]
+    arrays = [Array(device.upload(np.ascontiguousarray(x)), x.shape, dtype) for x in stored]
+    out = Array(device.upload(np.full(want.shape, np.nan, numpy)), want.shape, dtype)
+    extra = Array(device.upload(added), added.shape, dtype) if bias else None
+    record = device.recorder()
+    if chosen is None:
+        op = MatMul(trans_a=trans_a, trans_b=trans_b, bias=bias)
+        op.lower(record, *arrays, *([] if extra is None else [extra]), out)
+    else:
+        slots = {"epilogue": SCALE} if fused else None
+        record_matmul(record, chosen, *arrays, out, trans_a=trans_a, trans_b=trans_b, bias=extra, slots=slots)
+    record.submit()
+    if fused:
+        rows = np.arange(want.size // want.shape[-1]).reshape(*want.shape[:-1], 1)
+        want = want * 2.0 + rows - 3.0 * np.arange(want.shape[-1])
+    # 32 units of f32 rounding at the largest sum of |a b|; an f16 result rounds by at most 2^-11 of its value.
+    yield Outcome(
+        device.read(out.buffer, numpy, want.shape).astype(np.float64),
+        want,
+        1e-6 if dtype == "f32" else 2.0**-11 + 1e-6,
+        2e-6 * largest * (2 if fused else 1) + (0.0 if dtype == "f32" else 1e-7),
+    )
+
+
+def _small_integers(device: Device, rng: np.random.Generator, *, chosen: Variant) -> Iterator[Outcome]:
+    """A[i,k] = (i+k) % 3, B[k,j] = (k*j) % 5, 32x32x32: exact, and the same bits every time."""
+    i = np.arange(32)
+    a, b = ((i[:, None] + i) % 3).astype(np.float32), ((i[:, None] * i) % 5).astype(np.float32)
+    arrays = [Array(device.upload(x), (32, 32)) for x in (a, b)]
+    for _ in range(2):
+        out = Array(device.upload(np.full((32, 32), np.nan, np.float32)), (32, 32))
+        record = device.recorder()
+        record_matmul(record, chosen, *arrays, out)
+        record.submit()
+        got = device.read(out.buffer, np.float32, (32, 32))
+        yield Outcome(got, a.astype(np.float64) @ b)
+        yield Outcome(
+            np.array([got[0, 1], got[31, 31], got.sum()]), np.array([61.0, 62.0, 50013.0]), label="by hand"
+        )
+
+
+def _variants() -> list[tuple[str, Variant]]:
+    return [
+        ("tile 128x128x16", tiled_variant(8, 8, 4)),
+        ("tile 64x64x32", tiled_variant(4, 4)),
+        ("tile 32x64x32", tiled_variant(2, 4)),
+        ("tile 16x64x32", tiled_variant(1, 4)),
+        ("serial 4x32", serial_variant(4, 4)),
+        ("serial 1x32", serial_variant(1, 4)),
+    ]
+
+
+def cases() -> list[Case]:
+    found: list[Case] = []
+
+    def add(name: str, needs: frozenset[str] = frozenset(), **options) -> None:
+        chosen = options["chosen"]
+        files = [chosen.path] if chosen else ["matmul/gemm.wgsl", "matmul/gemm_serial.wgsl"]
+        found.append(Case(name, partial(_product, **options), (*files, "matmul/dense.wgsl"), needs))
+
+    for label, chosen in _variants():
+        tm, tn = chosen.rows, chosen.cols
+        shapes = [(1, 1, 1), (tm - 1 or 2, 33, tn + 1), (tm + 1, 31, tn - 1)]
+        for i, (trans_a, trans_b) in enumerate([(False, False), (False, True), (True, False), (True, True)]):
+            m, k, n = shapes[i % 3]
+            name = f"matmul/matmul: {label}, {m}x{k}x{n}{' A^T' * trans_a}{' B^T' * trans_b}"
+            add(name, chosen=chosen, a=(m, k), b=(k, n), trans_a=trans_a, trans_b=trans_b)
+        add(f"matmul/matmul_bias: {label}, 5x7x9", chosen=chosen, a=(5, 7), b=(7, 9), bias=True)
+        add(f"matmul/matmul: {label}, 2x5x7x9 epilogue", chosen=chosen, a=(2, 5, 7), b=(2, 7, 9), fused=True)
+        add(f"matmul/matmul: {label}, 2x0x3", chosen=chosen, a=(2, 0), b=(0, 3))
+        f16 = {"dtype": "f16", "bias": True, "trans_b": True}
+        name = f"matmul/matmul_bias: {label}, f16 17x65x19 B^T"
+        add(name, frozenset({"f16"}), chosen=chosen, a=(17, 65), b=(65, 19), **f16)
+        case = partial(_small_integers, chosen=chosen)
+        found.append(Case(f"matmul/matmul: {label}, small integers", case, (chosen.path, "matmul/dense.wgsl")))
+    for a, b in (
+        ((3, 5, 7), (3, 7, 2)),
+        ((5, 7), (3, 7, 2)),
+        ((3, 5, 7), (7, 2)),
+        ((2, 1, 5, 7), (1, 3, 7, 2)),
+        ((2, 1, 2, 1, 5, 7), (1, 3, 1, 2, 7, 2)),
+        ((2, 3, 4, 5, 7), (2, 3, 1, 7, 2)),
+        ((0, 5, 7), (0, 7, 2)),
+        ((0, 4), (4, 3)),
+        ((1, 300), (300, 70)),
+        ((20, 64), (64, 40)),
+        ((150, 64), (64, 130)),
+    ):
+        for swap in (False, True):
+            name = f"ops/matmul: {a} x {b}{' both transposed' * swap}"
+            add(name, chosen=None, a=a, b=b, trans_a=swap, trans_b=swap)
+    return found

@@ -1,0 +1,201 @@
+"""Matrix products of dense tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nn.ops.base import Array, Op, ShapeError, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu import Recorder
+    from gpu.device import Capabilities
+    from nn.tensor import Tensor
+
+_FILL = 128  # workgroups that keep a large GPU busy
+
+
+def matmul(input: Tensor, other: Tensor) -> Tensor:
+    """Matrix product with torch's rules: leading axes are batches, which broadcast; a vector is a row or a column.
+
+    Shapes: (..., M, K) x (..., K, N) -> (..., M, N); (K,) x (..., K, N) -> (..., N); (..., M, K) x (K,) -> (..., M);
+    (K,) x (K,) -> (). Both f32 or both f16; sums are f32. A transposed operand is read in place.
+    Raises: ShapeError where the shapes do not fit or an operand has no axes, TypeError where the dtypes differ.
+    """
+    from nn.tensor import apply
+
+    if not input.ndim or not other.ndim:
+        raise ShapeError(
+            f"matmul: shapes {list(input.shape)} and {list(other.shape)}; both need an axis, use * for scalars"
+        )
+    a = input.reshape(1, input.shape[0]) if input.ndim == 1 else input
+    b = other.reshape(other.shape[0], 1) if other.ndim == 1 else other
+    a, trans_a = _untransposed(a)
+    b, trans_b = _untransposed(b)
+    out = apply(MatMul(trans_a=trans_a, trans_b=trans_b), a, b)
+    if input.ndim == 1:
+        out = out.reshape(*out.shape[:-2], out.shape[-1])
+    return out.reshape(*out.shape[:-1]) if other.ndim == 1 else out
+
+
+def _untransposed(x: Tensor) -> tuple[Tensor, bool]:
+    """x, or what it is a lazy transposition of (the last two axes swapped), and whether it is one."""
+    from nn.graph.ir import Permute
+    from nn.tensor import Tensor
+
+    node, swapped = x.node, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
+    if node.value is None and isinstance(node.op, Permute) and node.op.axes == swapped:
+        return Tensor(node.inputs[0], x.device), True
+    return x, False
+
+
+@dataclass(frozen=True)
+class MatMul(Op):
+    """a (..., M, K) and b (..., K, N), or (..., K, M) and (..., N, K) where transposed; with bias also (N,)."""
+
+    trans_a: bool = False
+    trans_b: bool = False
+    bias: bool = False
+
+    def infer(self, *inputs: Spec) -> Spec:
+        a, b, *rest = inputs
+        if a.dtype != b.dtype or a.dtype not in ("f32", "f16"):
+            raise TypeError(
+                f"matmul: operands are {a.dtype} and {b.dtype}; expected both f32 or both f16; convert with .to(...)"
+            )
+        if len(a.shape) < 2 or len(b.shape) < 2:
+            raise ShapeError(f"MatMul: shapes {list(a.shape)} and {list(b.shape)}; both need at least two axes")
+        (m, k), (k_b, n) = _matrix(a.shape, self.trans_a), _matrix(b.shape, self.trans_b)
+        if k != k_b:
+            raise ShapeError(
+                f"matmul: (..., {m}, {k}) x (..., {k_b}, {n}) do not fit: the first needs as many columns as the "
+                f"second has rows; given {list(a.shape)}{'^T' * self.trans_a} and "
+                f"{list(b.shape)}{'^T' * self.trans_b}"
+            )
+        if self.bias and rest[0] != Spec((n,), a.dtype):
+            raise ShapeError(f"matmul: bias is {rest[0].dtype} {list(rest[0].shape)}; expected {a.dtype} [{n}]")
+        return Spec((*_broadcast(a.shape[:-2], b.shape[:-2]), m, n), a.dtype)
+
+    def lower(self, record: Recorder, *arrays: Any) -> None:
+        a, b, *bias, out = arrays
+        m, n = out.shape[-2:]
+        chosen = variant(record.device.caps, math.prod(out.shape[:-2]), m, n)
+        record_matmul(
+            record, chosen, a, b, out, trans_a=self.trans_a, trans_b=self.trans_b, bias=bias[0] if bias else None
+        )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel file with its constants; a workgroup makes `rows` x `cols` of the result."""
+
+    path: str
+    rows: int
+    cols: int
+    constants: tuple[tuple[str, int], ...]
+
+
+def tiled_variant(rows: int, cols: int, depth: int = 8) -> Variant:
+    """PM rows and PN columns an invocation, 4 * depth values of k at a time."""
+    return Variant("matmul/gemm.wgsl", 16 * rows, 16 * cols, (("DEPTH", depth), ("PM", rows), ("PN", cols)))
+
+
+def serial_variant(rows: int, cols: int, group: int = 8) -> Variant:
+    return Variant("matmul/gemm_serial.wgsl", rows, group * cols, (("PM", rows), ("PN", cols), ("WG", group)))
+
+
+def variant(caps: Capabilities, batches: int, m: int, n: int) -> Variant:
+    """The kernel for this device and size: large tiles where enough of them are left to fill a GPU."""
+    if caps.kind == "cpu":
+        return serial_variant(1, 4) if m == 1 else serial_variant(4, 4)
+    for form in (tiled_variant(8, 8, 4), tiled_variant(4, 4)):
+        if m > form.rows // 2 and batches * -(-m // form.rows) * -(-n // form.cols) >= _FILL:
+            return form
+    return tiled_variant(1, 4) if m <= 16 else tiled_variant(2, 4)
+
+
+def record_matmul(
+    record: Recorder,
+    chosen: Variant,
+    a: Array,
+    b: Array,
+    out: Array,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    bias: Array | None = None,
+    slots: dict[str, str] | None = None,
+) -> None:
+    """One dispatch, or one for each outer index where more than two batch axes repeat in ways that do not merge."""
+    m, n = out.shape[-2:]
+    k = _matrix(a.shape, trans_a)[1]
+    constants = dict(chosen.constants)
+    if chosen.path == "matmul/gemm.wgsl":
+        constants |= {"A_ROWS": int(trans_a), "B_COLS": int(not trans_b)}
+    kernel = record.device.kernel(
+        chosen.path,
+        "matmul" if bias is None else "matmul_bias",
+        types={"Elem": out.dtype},
+        constants=constants,
+        slots=slots,
+    )
+    buffers = {"a": a.buffer, "b": b.buffer, "out": out.buffer} | ({} if bias is None else {"bias": bias.buffer})
+    axes = _merged(out.shape[:-2], _strides(a.shape, out.shape), _strides(b.shape, out.shape))
+    inner = [(1, 0, 0)] * (2 - len(axes)) + axes[-2:]
+    (size_0, a_0, b_0), (size_1, a_1, b_1) = inner
+    for index, (a_offset, b_offset) in enumerate(_offsets(axes[:-2])):
+        record(
+            kernel,
+            grid=size_0 * size_1 * -(-m // chosen.rows) * -(-n // chosen.cols),
+            m=m, n=n, k=k, batches=size_0 * size_1, size_1=size_1,
+            a_offset=a_offset, a_row=1 if trans_a else k, a_col=m if trans_a else 1, a_batch_0=a_0, a_batch_1=a_1,
+            b_offset=b_offset, b_row=1 if trans_b else n, b_col=k if trans_b else 1, b_batch_0=b_0, b_batch_1=b_1,
+            out_offset=index * size_0 * size_1 * m * n,
+            **buffers,
+        )  # fmt: skip
+
+
+def _matrix(shape: Sequence[int], transposed: bool) -> tuple[int, int]:
+    return (shape[-1], shape[-2]) if transposed else (shape[-2], shape[-1])
+
+
+def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    rank = max(len(a), len(b))
+    wide = [(1,) * (rank - len(s)) + s for s in (a, b)]
+    if any(x != y and 1 not in (x, y) for x, y in zip(*wide, strict=True)):
+        raise ShapeError(f"matmul: batch axes {list(a)} and {list(b)} do not broadcast; axes are equal or 1")
+    return tuple(y if x == 1 else x for x, y in zip(*wide, strict=True))
+
+
+def _strides(shape: tuple[int, ...], out: tuple[int, ...]) -> list[int]:
+    """Elements from one index to the next of each batch axis of the result; 0 where the operand repeats."""
+    batch = (1,) * (len(out) - len(shape)) + tuple(shape[:-2])
+    step, strides = shape[-2] * shape[-1], []
+    for size in reversed(batch):
+        strides.append(0 if size == 1 else step)
+        step *= size
+    return strides[::-1]
+
+
+def _merged(sizes: Sequence[int], a: list[int], b: list[int]) -> list[tuple[int, int, int]]:
+    """(size, stride in a, stride in b) of the batch axes; neighbours that both operands step through evenly are one."""
+    axes: list[tuple[int, int, int]] = []
+    for size, a_step, b_step in zip(sizes, a, b, strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == size * a_step and axes[-1][2] == size * b_step:
+            axes[-1] = (axes[-1][0] * size, a_step, b_step)
+        else:
+            axes.append((size, a_step, b_step))
+    return axes
+
+
+def _offsets(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Offsets in a and b of every index of the outer axes, in order."""
+    found = [(0, 0)]
+    for size, a_step, b_step in axes:
+        found = [(a + i * a_step, b + i * b_step) for a, b in found for i in range(size)]
+    return found
