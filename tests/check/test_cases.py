@@ -1,23 +1,58 @@
-"""Every check that `anygpu check` runs, as tests: each shader in each variant against float64 NumPy."""
+"""Every check that `anygpu check` runs, as tests; and that the checks leave no shader out.
+
+Coverage is looked at without compiling anything (dry.py), so that it holds in one process of a parallel run too.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from nn.check import all_cases, run_case
+from gpu import Device
+from nn.check import all_cases, cases_by_family, lacking, run_case
+from tests.check import dry
 
 CASES = all_cases()
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "_") for case in CASES])
 def test_case(case, device):
-    missing = [need for need in sorted(case.needs) if not getattr(device.caps, need)]
-    if missing:
-        pytest.skip(f"the device has no {', '.join(missing)}")
-    problem = run_case(case, device)
+    if missing := lacking(case, device):
+        pytest.skip(missing)
+    problem = run_case(case, device, twice=True)
     assert problem is None, problem
 
 
-def test_case_names_are_unique():
+@pytest.fixture(scope="module")
+def seen():
+    with Device.open() as device:
+        yield dry.look(CASES, device)
+
+
+def test_names_are_unique_and_the_order_is_fixed():
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
+    assert names == [case.name for cases in cases_by_family().values() for case in cases]
+
+
+def test_shaders_that_cases_name_are_there():
+    files = set(dry.shader_files())
+    for case in CASES:
+        assert case.shaders and set(case.shaders) <= files, case.name
+
+
+def test_every_file_is_named_by_a_case():
+    assert set(dry.shader_files()) - {file for case in CASES for file in case.shaders} == set()
+
+
+def test_every_entry_point_is_run_by_a_case(seen):
+    run = {entry for what in seen.values() for entry in what.entries}
+    there = {(file, entry) for file in dry.shader_files() for entry in dry.entries_of(file)}
+    assert len(there) > 40
+    assert there - run == set()
+
+
+def test_cases_run_a_shader_that_they_name(seen):
+    """Names are what --filter and a bug report go by."""
+    for case in CASES:
+        if case.name in seen:
+            assert set(case.shaders) & seen[case.name].files, f"{case.name} runs {sorted(seen[case.name].files)}"
