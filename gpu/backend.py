@@ -225,7 +225,8 @@ class WgpuBackend(Backend):
         return self._private.from_c_string_view(view)
 
     def _failed(self) -> bool:
-        return any(slot.message for slot in self._handler._get_proxy_stack())
+        stack = self._handler._get_proxy_stack()
+        return bool(stack) and stack[-1].message is not None
 
     def check(self, device: Any) -> None:
         if self._lost is not None:
@@ -269,6 +270,13 @@ class WgpuBackend(Backend):
         index = self._ffi.NULL if submission is None else submission
         self._lib.wgpuDevicePoll(device._internal, True, index)
 
+    def _notice_loss(self, device: Any) -> None:
+        """Raise if the device is lost. A poll does not report that; making an encoder does, and costs a microsecond."""
+        with self.captured("notice loss"):
+            encoder = self._lib.wgpuDeviceCreateCommandEncoder(device._internal, self._ffi.NULL)
+            self._lib.wgpuCommandEncoderRelease(encoder)
+        self.check(device)
+
     def submit(self, device: Any, command_buffer: Any) -> Any:
         handles = self._ffi.new("WGPUCommandBuffer[1]", [command_buffer._internal])
         with self.captured("submit"):
@@ -297,11 +305,9 @@ class WgpuBackend(Backend):
         if token not in self._map_status:  # the callback of a finished submission may need one more round
             self.wait(device)
         status = self._map_status.pop(token, None)
+        self._notice_loss(device)  # asking for the bytes of a lost device would end the process
         if status != self._lib.WGPUMapAsyncStatus_Success:
-            raise DeviceLost(
-                f"read back: mapping failed (status {status}); the device was lost or closed. "
-                "Open a new Device and load again."
-            )
+            raise _lost("read back", f"mapping ended with status {status}")
         pointer = self._lib.wgpuBufferGetConstMappedRange(buffer._internal, 0, nbytes)
         data = bytes(self._ffi.buffer(pointer, nbytes))
         self._lib.wgpuBufferUnmap(buffer._internal)
@@ -364,7 +370,11 @@ class DawnBackend(Backend):
         return buffer.map_async("READ", 0, nbytes)
 
     def finish_map(self, device: Any, buffer: Any, token: Any, submission: Any, nbytes: int) -> bytes:
-        token.sync_wait()
+        try:
+            token.sync_wait()
+        except RuntimeError as error:
+            self.check(device)
+            raise _lost("read back", str(error)) from error
         data = bytes(buffer.read_mapped(0, nbytes))
         buffer.unmap()
         return data

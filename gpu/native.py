@@ -97,9 +97,6 @@ class DirectCalls:
         set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
         none, zero = None, ctypes.c_size_t(0)
         encoder = ctypes.c_void_p(self._create_encoder(device, none))
-        if self._failed():
-            self._release_encoder(encoder)
-            return None
         compute = ctypes.c_void_p(self._begin_pass(encoder, none))
         for pipeline, group0, group1, x, y, z in commands:
             if pipeline is not None:
