@@ -272,6 +272,10 @@ def casts(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
     yield Outcome(
         x.to("i32").numpy(), np.array([1, -1, top, low, top, 0, top, low, 0, 0], np.int32), label="f32 -> i32"
     )
+    edges = Tensor(f32([2.0**31, -(2.0**31), 2.0**31 - 128, 2.0**32, 2.0**32 - 256]), device)
+    yield Outcome(edges.to("i32").numpy(), np.array([top, low, top - 127, top, top], np.int32), label="edges of i32")
+    whole = np.array([2**31, 0, 2**31 - 128, 2**32 - 1, 2**32 - 256], np.uint32)
+    yield Outcome(edges.to("u32").numpy(), whole, label="edges of u32")
     unsigned = np.array([1, 0, 3_000_000_000, 0, 2**32 - 1, 0, 2**32 - 1, 0, 0, 0], np.uint32)
     yield Outcome(x.to("u32").numpy(), unsigned, label="f32 -> u32")
     yield Outcome(x.to("bool").numpy(), np.array([1, 1, 1, 1, 1, 1, 1, 1, 0, 1], np.bool_), label="f32 -> bool")
@@ -356,6 +360,7 @@ def layouts(device: Device, rng: np.random.Generator, *, dtype: str) -> Iterator
     """Strides, broadcast rows and columns, offsets, reversed axes, vectors where they are possible and where not."""
     for b, n, m in ((2, 3, 5), (2, 4, 8), (1, 7, 4)):
         x, x64 = put(device, rng.standard_normal((b, n, m)), dtype)
+        wide, wide64 = put(device, rng.standard_normal((b, n, m + 2)), dtype)
         row, row64 = put(device, rng.standard_normal(m), dtype)
         col, col64 = put(device, rng.standard_normal((n, 1)), dtype)
         for got, want, label in (
@@ -364,6 +369,8 @@ def layouts(device: Device, rng: np.random.Generator, *, dtype: str) -> Iterator
             (x.transpose(1, 2) + col.T, x64.transpose(0, 2, 1) + col64.T, "transposed"),
             (x.permute(2, 0, 1) - row.reshape(m, 1, 1), x64.transpose(2, 0, 1) - row64.reshape(m, 1, 1), "permuted"),
             (x[:, 1:, :] * 2, x64[:, 1:] * 2, "offset rows"),
+            (x * wide[:, :, :-2], x64 * wide64[:, :, :-2], "part of wider rows"),
+            (wide.reshape(-1)[1 : 1 + m * n] * 3, wide64.reshape(-1)[1 : 1 + m * n] * 3, "odd start"),
             (x[:, :, 1::2] * 2, x64[:, :, 1::2] * 2, "every second"),
             (x.flip(1) + x, x64[:, ::-1] + x64, "reversed"),
             ((x + row).reshape(b * n, m)[1:].T * 3, (x64 + row64).reshape(b * n, m)[1:].T * 3, "views of a sum"),

@@ -38,7 +38,7 @@ fn log_f32(x: f32) -> f32 {
 fn log1p_f32(x: f32) -> f32 {
   let s = x / (2.0 + x);
   let q = s * s;
-  let series = 2.0 * s * (1.0 + q * (0.33333334 + q * (0.2 + q * (0.14285715 + q * 0.11111111))));
+  let series = 2.0 * s * (1.0 + q * (0.33333334 + q * (0.2 + q * 0.14285715)));
   return select(log_f32(1.0 + x), series, abs(x) < 0.25);
 }
 
