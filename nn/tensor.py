@@ -522,10 +522,10 @@ def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
 
 from nn.ops import elementwise, movement, reduce  # noqa: E402  (they are written with Tensor and apply)
 
-for module in (elementwise, reduce, movement):  # functions of a first argument x are methods too
+for module in (elementwise, reduce, movement):  # functions of a first argument `input` are methods too
     for name in module.__all__:
         function = getattr(module, name)
-        if function.__code__.co_varnames[:1] == ("x",) and name not in Tensor.__dict__:
+        if function.__code__.co_varnames[:1] == ("input",) and name not in Tensor.__dict__:
             setattr(Tensor, name, function)
 del module, name, function
 

@@ -37,19 +37,19 @@ def ones(*size: int | Sequence[int], device: Device, dtype: str = "f32") -> Tens
     return full(sizes(size), 1, device=device, dtype=dtype)
 
 
-def zeros_like(x: Tensor) -> Tensor:
+def zeros_like(input: Tensor) -> Tensor:
     """Zeros of x's shape and dtype."""
-    return zeros(x.shape, device=x.device, dtype=x.dtype)
+    return zeros(input.shape, device=input.device, dtype=input.dtype)
 
 
-def ones_like(x: Tensor) -> Tensor:
+def ones_like(input: Tensor) -> Tensor:
     """Ones of x's shape and dtype."""
-    return ones(x.shape, device=x.device, dtype=x.dtype)
+    return ones(input.shape, device=input.device, dtype=input.dtype)
 
 
-def full_like(x: Tensor, fill_value: float | int | bool) -> Tensor:
+def full_like(input: Tensor, fill_value: float | int | bool) -> Tensor:
     """fill_value in x's shape and dtype."""
-    return full(x.shape, fill_value, device=x.device, dtype=x.dtype)
+    return full(input.shape, fill_value, device=input.device, dtype=input.dtype)
 
 
 def arange(

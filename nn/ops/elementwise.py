@@ -35,8 +35,8 @@ def operands(name: str, *args: Operand) -> tuple[Tensor, ...]:
     )
 
 
-def spread(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return x if x.shape == shape else apply(Expand(shape), x)
+def spread(input: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return input if input.shape == shape else apply(Expand(shape), input)
 
 
 def number(name: str, value: object, dtype: str, like: Tensor) -> Tensor:
@@ -59,13 +59,13 @@ def number(name: str, value: object, dtype: str, like: Tensor) -> Tensor:
     return Tensor(constant(value, dtype), like.device)
 
 
-def binary(op: Map, x: Operand, other: Operand) -> Tensor:
-    return apply(op, *operands(op.name, x, other))
+def binary(op: Map, input: Operand, other: Operand) -> Tensor:
+    return apply(op, *operands(op.name, input, other))
 
 
-def floating(name: str, x: Tensor) -> None:
-    if x.dtype not in FLOATS:
-        raise TypeError(f"{name}: takes {' or '.join(FLOATS)}, got {x.dtype}; convert with .to('f32')")
+def floating(name: str, input: Tensor) -> None:
+    if input.dtype not in FLOATS:
+        raise TypeError(f"{name}: takes {' or '.join(FLOATS)}, got {input.dtype}; convert with .to('f32')")
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -87,110 +87,113 @@ SQUARE = Map("square", "{0} * {0}", NUMBERS)
 RECIPROCAL = Map("reciprocal", "1.0 / {0}")
 
 
-def add(x: Operand, other: Operand) -> Tensor:
-    """x + other."""
-    return binary(ADD, x, other)
+def add(input: Operand, other: Operand) -> Tensor:
+    """input + other."""
+    return binary(ADD, input, other)
 
 
-def sub(x: Operand, other: Operand) -> Tensor:
-    """x - other."""
-    return binary(SUB, x, other)
+def sub(input: Operand, other: Operand) -> Tensor:
+    """input - other."""
+    return binary(SUB, input, other)
 
 
-def mul(x: Operand, other: Operand) -> Tensor:
-    """x * other."""
-    return binary(MUL, x, other)
+def mul(input: Operand, other: Operand) -> Tensor:
+    """input * other."""
+    return binary(MUL, input, other)
 
 
-def div(x: Operand, other: Operand) -> Tensor:
-    """x / other. Integers are divided as f32, as in PyTorch."""
-    x, other = (a.to("f32") if isinstance(a, Tensor) and a.dtype in INTEGERS else a for a in (x, other))
-    return binary(DIV, x, other)
+def div(input: Operand, other: Operand) -> Tensor:
+    """input / other. Integers are divided as f32, as in PyTorch."""
+    input, other = (a.to("f32") if isinstance(a, Tensor) and a.dtype in INTEGERS else a for a in (input, other))
+    return binary(DIV, input, other)
 
 
-def floor_divide(x: Operand, other: Operand) -> Tensor:
-    """floor(x / other); floats give a float."""
-    return binary(FLOOR_DIVIDE, x, other)
+def floor_divide(input: Operand, other: Operand) -> Tensor:
+    """floor(input / other); floats give a float."""
+    return binary(FLOOR_DIVIDE, input, other)
 
 
-def remainder(x: Operand, other: Operand) -> Tensor:
-    """x - floor(x / other) * other: the result has the sign of `other`, as Python's %. f32: exact while
-    |x / other| < 2^24."""
-    return binary(REMAINDER, x, other)
+def remainder(input: Operand, other: Operand) -> Tensor:
+    """input - floor(input / other) * other: the result has the sign of `other`, as Python's %. f32: exact while
+    |input / other| < 2^24."""
+    return binary(REMAINDER, input, other)
 
 
-def fmod(x: Operand, other: Operand) -> Tensor:
-    """x - trunc(x / other) * other: the result has the sign of x, as C's fmod. f32: exact while |x / other| < 2^24."""
-    return binary(FMOD, x, other)
+def fmod(input: Operand, other: Operand) -> Tensor:
+    """input - trunc(input / other) * other: the result has the sign of input, as C's fmod.
+
+    f32: exact while |input / other| < 2^24.
+    """
+    return binary(FMOD, input, other)
 
 
-def pow(x: Operand, exponent: Operand) -> Tensor:
-    """x ** exponent with IEEE's cases (negative bases with integer exponents, 0, infinities).
+def pow(input: Operand, exponent: Operand) -> Tensor:
+    """input ** exponent with IEEE's cases (negative bases with integer exponents, 0, infinities).
 
     Exponents 2, 3, -1, 0.5 and -0.5 become products and roots. Integer tensors take a number from 0 to 8.
     """
-    if isinstance(x, Tensor) and isinstance(exponent, int | float) and not isinstance(exponent, bool):
-        if x.dtype in INTEGERS:
+    if isinstance(input, Tensor) and isinstance(exponent, int | float) and not isinstance(exponent, bool):
+        if input.dtype in INTEGERS:
             if not (float(exponent).is_integer() and 0 <= exponent <= 8):
-                raise TypeError(f"pow: {x.dtype} ** {exponent}; integer tensors take 0..8, convert with .to('f32')")
-            result = x * 0 + 1
+                raise TypeError(f"pow: {input.dtype} ** {exponent}; integer tensors take 0..8, convert with .to('f32')")
+            result = input * 0 + 1
             for _ in range(int(exponent)):
-                result = result * x
+                result = result * input
             return result
         if exponent == 1:
-            return x
+            return input
         if exponent == 2:
-            return square(x)
+            return square(input)
         if exponent == 3:
-            return square(x) * x
+            return square(input) * input
         if exponent == -1:
-            return reciprocal(x)
+            return reciprocal(input)
         if exponent == -0.5:
-            return rsqrt(x)
-    return binary(POW, x, exponent)
+            return rsqrt(input)
+    return binary(POW, input, exponent)
 
 
-def neg(x: Tensor) -> Tensor:
-    """-x."""
-    return apply(NEG, x)
+def neg(input: Tensor) -> Tensor:
+    """-input."""
+    return apply(NEG, input)
 
 
-def abs(x: Tensor) -> Tensor:
-    """|x|."""
-    return apply(ABS, x)
+def abs(input: Tensor) -> Tensor:
+    """|input|."""
+    return apply(ABS, input)
 
 
-def sign(x: Tensor) -> Tensor:
+def sign(input: Tensor) -> Tensor:
     """-1, 0 or 1; NaN stays NaN."""
-    return apply(SIGN, x)
+    return apply(SIGN, input)
 
 
-def square(x: Tensor) -> Tensor:
-    """x * x."""
-    return apply(SQUARE, x)
+def square(input: Tensor) -> Tensor:
+    """input * input."""
+    return apply(SQUARE, input)
 
 
-def reciprocal(x: Tensor) -> Tensor:
-    """1 / x."""
-    return apply(RECIPROCAL, x)
+def reciprocal(input: Tensor) -> Tensor:
+    """1 / input."""
+    return apply(RECIPROCAL, input)
 
 
-def maximum(x: Operand, other: Operand) -> Tensor:
+def maximum(input: Operand, other: Operand) -> Tensor:
     """The larger of two; NaN if either is."""
-    return binary(MAXIMUM, x, other)
+    return binary(MAXIMUM, input, other)
 
 
-def minimum(x: Operand, other: Operand) -> Tensor:
+def minimum(input: Operand, other: Operand) -> Tensor:
     """The smaller of two; NaN if either is."""
-    return binary(MINIMUM, x, other)
+    return binary(MINIMUM, input, other)
 
 
-def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """x limited to [min, max]; NaN stays NaN."""
+def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    """input limited to [min, max]; NaN stays NaN."""
     if min is None and max is None:
         raise ValueError("clamp: give min, max or both")
-    x = x if min is None else maximum(x, min)
-    return x if max is None else minimum(x, max)
+    input = input if min is None else maximum(input, min)
+    return input if max is None else minimum(input, max)
 
 
 # --- functions of floats ---------------------------------------------------------------------------------------------
@@ -220,118 +223,118 @@ GELU_TANH = Map("gelu_tanh", "gelu_tanh_f32({0})")
 SOFTPLUS = Map("softplus", "softplus_f32({0})")
 
 
-def exp(x: Tensor) -> Tensor:
-    """e^x."""
-    return apply(EXP, x)
+def exp(input: Tensor) -> Tensor:
+    """e^input."""
+    return apply(EXP, input)
 
 
-def exp2(x: Tensor) -> Tensor:
-    """2^x."""
-    return apply(EXP2, x)
+def exp2(input: Tensor) -> Tensor:
+    """2^input."""
+    return apply(EXP2, input)
 
 
-def expm1(x: Tensor) -> Tensor:
-    """e^x - 1, accurate near 0."""
-    return apply(EXPM1, x)
+def expm1(input: Tensor) -> Tensor:
+    """e^input - 1, accurate near 0."""
+    return apply(EXPM1, input)
 
 
-def log(x: Tensor) -> Tensor:
-    """Natural logarithm; -infinity at 0, NaN below. Subnormal x count as the smallest normal number."""
-    return apply(LOG, x)
+def log(input: Tensor) -> Tensor:
+    """Natural logarithm; -infinity at 0, NaN below. Subnormal input count as the smallest normal number."""
+    return apply(LOG, input)
 
 
-def log2(x: Tensor) -> Tensor:
-    """Logarithm to base 2; -infinity at 0, NaN below. Subnormal x count as the smallest normal number."""
-    return apply(LOG2, x)
+def log2(input: Tensor) -> Tensor:
+    """Logarithm to base 2; -infinity at 0, NaN below. Subnormal input count as the smallest normal number."""
+    return apply(LOG2, input)
 
 
-def log1p(x: Tensor) -> Tensor:
-    """log(1 + x), accurate near 0."""
-    return apply(LOG1P, x)
+def log1p(input: Tensor) -> Tensor:
+    """log(1 + input), accurate near 0."""
+    return apply(LOG1P, input)
 
 
-def sqrt(x: Tensor) -> Tensor:
+def sqrt(input: Tensor) -> Tensor:
     """Square root."""
-    return apply(SQRT, x)
+    return apply(SQRT, input)
 
 
-def rsqrt(x: Tensor) -> Tensor:
-    """1 / sqrt(x)."""
-    return apply(RSQRT, x)
+def rsqrt(input: Tensor) -> Tensor:
+    """1 / sqrt(input)."""
+    return apply(RSQRT, input)
 
 
-def sin(x: Tensor) -> Tensor:
-    """Sine of x in radians. Drivers promise 2^-11 absolute within [-pi, pi] only."""
-    return apply(SIN, x)
+def sin(input: Tensor) -> Tensor:
+    """Sine of input in radians. Drivers promise 2^-11 absolute within [-pi, pi] only."""
+    return apply(SIN, input)
 
 
-def cos(x: Tensor) -> Tensor:
-    """Cosine of x in radians. Drivers promise 2^-11 absolute within [-pi, pi] only."""
-    return apply(COS, x)
+def cos(input: Tensor) -> Tensor:
+    """Cosine of input in radians. Drivers promise 2^-11 absolute within [-pi, pi] only."""
+    return apply(COS, input)
 
 
-def tan(x: Tensor) -> Tensor:
-    """Tangent of x in radians."""
-    return apply(TAN, x)
+def tan(input: Tensor) -> Tensor:
+    """Tangent of input in radians."""
+    return apply(TAN, input)
 
 
-def tanh(x: Tensor) -> Tensor:
+def tanh(input: Tensor) -> Tensor:
     """Hyperbolic tangent, -1 and 1 at the ends (no overflow)."""
-    return apply(TANH, x)
+    return apply(TANH, input)
 
 
-def erf(x: Tensor) -> Tensor:
+def erf(input: Tensor) -> Tensor:
     """Error function, to about 3e-7."""
-    return apply(ERF, x)
+    return apply(ERF, input)
 
 
-def floor(x: Tensor) -> Tensor:
-    """Largest integer not above x."""
-    return apply(FLOOR, x)
+def floor(input: Tensor) -> Tensor:
+    """Largest integer not above input."""
+    return apply(FLOOR, input)
 
 
-def ceil(x: Tensor) -> Tensor:
-    """Smallest integer not below x."""
-    return apply(CEIL, x)
+def ceil(input: Tensor) -> Tensor:
+    """Smallest integer not below input."""
+    return apply(CEIL, input)
 
 
-def trunc(x: Tensor) -> Tensor:
+def trunc(input: Tensor) -> Tensor:
     """Toward zero."""
-    return apply(TRUNC, x)
+    return apply(TRUNC, input)
 
 
-def round(x: Tensor) -> Tensor:
+def round(input: Tensor) -> Tensor:
     """To the nearest integer, ties to even."""
-    return apply(ROUND, x)
+    return apply(ROUND, input)
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e^-x)."""
-    return apply(SIGMOID, x)
+def sigmoid(input: Tensor) -> Tensor:
+    """1 / (1 + e^-input)."""
+    return apply(SIGMOID, input)
 
 
-def relu(x: Tensor) -> Tensor:
-    """max(x, 0)."""
-    return apply(RELU, x)
+def relu(input: Tensor) -> Tensor:
+    """max(input, 0)."""
+    return apply(RELU, input)
 
 
-def silu(x: Tensor) -> Tensor:
-    """x * sigmoid(x)."""
-    return apply(SILU, x)
+def silu(input: Tensor) -> Tensor:
+    """input * sigmoid(input)."""
+    return apply(SILU, input)
 
 
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """x * Phi(x), Phi the normal distribution; approximate="tanh" takes the tanh form of Hendrycks & Gimpel 2016."""
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """input * Phi(input), Phi the normal distribution; "tanh" takes the tanh form of Hendrycks & Gimpel 2016."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate={approximate!r}; expected 'none' or 'tanh'")
-    return apply(GELU_TANH if approximate == "tanh" else GELU, x)
+    return apply(GELU_TANH if approximate == "tanh" else GELU, input)
 
 
-def softplus(x: Tensor, beta: float = 1.0) -> Tensor:
-    """log(1 + e^(beta x)) / beta."""
+def softplus(input: Tensor, beta: float = 1.0) -> Tensor:
+    """log(1 + e^(beta input)) / beta."""
     if beta <= 0:
         raise ValueError(f"softplus: beta must be > 0, got {beta}")
-    return apply(SOFTPLUS, x) if beta == 1 else apply(SOFTPLUS, x * beta) * (1 / beta)
+    return apply(SOFTPLUS, input) if beta == 1 else apply(SOFTPLUS, input * beta) * (1 / beta)
 
 
 # --- comparisons, logic and bits -------------------------------------------------------------------------------------
@@ -356,99 +359,99 @@ SHIFT_RIGHT = Map("right_shift", "{0} >> (u32({1}) & 31u)", INTEGERS)
 WHERE = Map("where", "select({2}, {1}, {0})", COMPUTE, condition=True)
 
 
-def eq(x: Operand, other: Operand) -> Tensor:
-    """x == other, as bool."""
-    return binary(EQ, x, other)
+def eq(input: Operand, other: Operand) -> Tensor:
+    """input == other, as bool."""
+    return binary(EQ, input, other)
 
 
-def ne(x: Operand, other: Operand) -> Tensor:
-    """x != other, as bool."""
-    return binary(NE, x, other)
+def ne(input: Operand, other: Operand) -> Tensor:
+    """input != other, as bool."""
+    return binary(NE, input, other)
 
 
-def lt(x: Operand, other: Operand) -> Tensor:
-    """x < other, as bool."""
-    return binary(LT, x, other)
+def lt(input: Operand, other: Operand) -> Tensor:
+    """input < other, as bool."""
+    return binary(LT, input, other)
 
 
-def le(x: Operand, other: Operand) -> Tensor:
-    """x <= other, as bool."""
-    return binary(LE, x, other)
+def le(input: Operand, other: Operand) -> Tensor:
+    """input <= other, as bool."""
+    return binary(LE, input, other)
 
 
-def gt(x: Operand, other: Operand) -> Tensor:
-    """x > other, as bool."""
-    return binary(GT, x, other)
+def gt(input: Operand, other: Operand) -> Tensor:
+    """input > other, as bool."""
+    return binary(GT, input, other)
 
 
-def ge(x: Operand, other: Operand) -> Tensor:
-    """x >= other, as bool."""
-    return binary(GE, x, other)
+def ge(input: Operand, other: Operand) -> Tensor:
+    """input >= other, as bool."""
+    return binary(GE, input, other)
 
 
-def isnan(x: Tensor) -> Tensor:
-    """Is x NaN? Decided by its bits."""
-    return apply(ISNAN, x)
+def isnan(input: Tensor) -> Tensor:
+    """Is input NaN? Decided by its bits."""
+    return apply(ISNAN, input)
 
 
-def isinf(x: Tensor) -> Tensor:
-    """Is x infinite? Decided by its bits."""
-    return apply(ISINF, x)
+def isinf(input: Tensor) -> Tensor:
+    """Is input infinite? Decided by its bits."""
+    return apply(ISINF, input)
 
 
-def isfinite(x: Tensor) -> Tensor:
-    """Is x neither infinite nor NaN? Decided by its bits."""
-    return apply(ISFINITE, x)
+def isfinite(input: Tensor) -> Tensor:
+    """Is input neither infinite nor NaN? Decided by its bits."""
+    return apply(ISFINITE, input)
 
 
-def logical_not(x: Tensor) -> Tensor:
-    """True where x is zero."""
-    return apply(NOT_BOOL, cast(x, "bool"))
+def logical_not(input: Tensor) -> Tensor:
+    """True where input is zero."""
+    return apply(NOT_BOOL, cast(input, "bool"))
 
 
-def logical_and(x: Tensor, other: Tensor) -> Tensor:
+def logical_and(input: Tensor, other: Tensor) -> Tensor:
     """True where both are nonzero."""
-    return binary(AND, cast(x, "bool"), cast(other, "bool"))
+    return binary(AND, cast(input, "bool"), cast(other, "bool"))
 
 
-def logical_or(x: Tensor, other: Tensor) -> Tensor:
+def logical_or(input: Tensor, other: Tensor) -> Tensor:
     """True where either is nonzero."""
-    return binary(OR, cast(x, "bool"), cast(other, "bool"))
+    return binary(OR, cast(input, "bool"), cast(other, "bool"))
 
 
-def logical_xor(x: Tensor, other: Tensor) -> Tensor:
+def logical_xor(input: Tensor, other: Tensor) -> Tensor:
     """True where one and only one is nonzero."""
-    return binary(XOR_BOOL, cast(x, "bool"), cast(other, "bool"))
+    return binary(XOR_BOOL, cast(input, "bool"), cast(other, "bool"))
 
 
-def bitwise_and(x: Tensor, other: Operand) -> Tensor:
-    """x & other, for integers and bools."""
-    return binary(AND, x, other)
+def bitwise_and(input: Tensor, other: Operand) -> Tensor:
+    """input & other, for integers and bools."""
+    return binary(AND, input, other)
 
 
-def bitwise_or(x: Tensor, other: Operand) -> Tensor:
-    """x | other, for integers and bools."""
-    return binary(OR, x, other)
+def bitwise_or(input: Tensor, other: Operand) -> Tensor:
+    """input | other, for integers and bools."""
+    return binary(OR, input, other)
 
 
-def bitwise_xor(x: Tensor, other: Operand) -> Tensor:
-    """x ^ other, for integers and bools."""
-    return binary(XOR_BOOL if x.dtype == "bool" else XOR, x, other)
+def bitwise_xor(input: Tensor, other: Operand) -> Tensor:
+    """input ^ other, for integers and bools."""
+    return binary(XOR_BOOL if input.dtype == "bool" else XOR, input, other)
 
 
-def bitwise_not(x: Tensor) -> Tensor:
-    """~x for integers, not x for bools."""
-    return apply(NOT_BOOL if x.dtype == "bool" else NOT, x)
+def bitwise_not(input: Tensor) -> Tensor:
+    """~input for integers, not input for bools."""
+    return apply(NOT_BOOL if input.dtype == "bool" else NOT, input)
 
 
-def bitwise_left_shift(x: Tensor, other: Operand) -> Tensor:
-    """x << other; shifts count modulo 32."""
-    return binary(SHIFT_LEFT, x, other)
+def bitwise_left_shift(input: Tensor, other: Operand) -> Tensor:
+    """input << other; shifts count modulo 32."""
+    return binary(SHIFT_LEFT, input, other)
 
 
-def bitwise_right_shift(x: Tensor, other: Operand) -> Tensor:
-    """x >> other (arithmetic for i32); shifts count modulo 32."""
-    return binary(SHIFT_RIGHT, x, other)
+def bitwise_right_shift(input: Tensor, other: Operand) -> Tensor:
+    """input >> other (arithmetic for i32); shifts count modulo 32."""
+    return binary(SHIFT_RIGHT, input, other)
 
 
 def where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
@@ -463,18 +466,18 @@ def where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
     return apply(WHERE, *operands("where", condition, input, other))
 
 
-def masked_fill(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """x with `value` where mask (bool, broadcast to x) is true."""
-    return where(mask, value, x)
+def masked_fill(input: Tensor, mask: Tensor, value: float) -> Tensor:
+    """input with `value` where mask (bool, broadcast to input) is true."""
+    return where(mask, value, input)
 
 
 # --- dtypes ----------------------------------------------------------------------------------------------------------
 
 
-def cast(x: Tensor, dtype: str) -> Tensor:
-    """x as another dtype of f32, f16, i32, u32, bool. Float to integer truncates, saturates, and takes NaN to 0; to
+def cast(input: Tensor, dtype: str) -> Tensor:
+    """input as another dtype of f32, f16, i32, u32, bool. Float to integer truncates, saturates, and takes NaN to 0; to
     f16 rounds at once, also inside a fused kernel."""
-    return x if x.dtype == dtype else apply(Cast(dtype), x)
+    return input if input.dtype == dtype else apply(Cast(dtype), input)
 
 
 __all__ = [

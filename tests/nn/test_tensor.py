@@ -78,7 +78,7 @@ def test_wraps_device_memory_without_copying(device):
 
 def test_odd_f16_lengths_leave_neighbours_alone(t, device):
     if not device.caps.f16:
-        with pytest.raises(ShaderError, match="uses f16, which .* does not have; use f32"):
+        with pytest.raises(ShaderError, match=r"uses f16, which .* does not have; use f32"):
             (t([1, 2, 3], "f16") * 2).numpy()
         return
     a, b = t([1, 2, 3], "f16"), t([9.0], "f16")
@@ -274,7 +274,7 @@ def test_methods_are_the_functions(t):
     for module in (elementwise, reduce, movement):
         for name in module.__all__:
             first = next(iter(inspect.signature(getattr(module, name)).parameters))
-            assert hasattr(Tensor, name) == (first == "x" or name in ("where", "broadcast_to")), name
+            assert hasattr(Tensor, name) == (first == "input" or name in ("where", "broadcast_to")), name
     typed = inspect.getsource(Tensor).split("if TYPE_CHECKING:")[1].split("Operand =")[0]
     named = set(re.findall(r"^ {8,12}(\w+),$|import (\w+) as", typed, re.MULTILINE))
     assert named
