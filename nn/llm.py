@@ -209,11 +209,15 @@ def messages_of(prompt: str | Sequence[Message], system: str | None) -> list[Mes
 
 
 def locate(model: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> Path:
-    """Where a model lies: a path as it is, a known name after fetching it if need be. Raises ModelError."""
-    path = Path(model)
-    if not isinstance(model, str) or path.suffix in (".gguf", ".safetensors", ".json") or path.exists():
-        if not path.exists():
+    """Where a model lies: a known name (which wins over a folder called so) after fetching it if need be, or a path.
+
+    Raises ModelError.
+    """
+    path = Path(model).expanduser()
+    if not isinstance(model, str) or not (model in registry.MODELS or model.startswith("hf:")):
+        if path.exists():
+            return path
+        if not isinstance(model, str) or path.suffix in (".gguf", ".safetensors", ".json"):
             raise registry.ModelError(f"{path}: no such file or folder")
-        return path
     report = None if progress is None else (lambda done, total: progress("fetch", done, total))
     return registry.fetch(model, report)
