@@ -50,8 +50,8 @@ def compare(outcome: Outcome) -> str | None:
         bad = got != want
         error = np.abs(got.astype(np.float64) - want.astype(np.float64))
     else:
-        g, w = got.astype(np.float64), want.astype(np.float64)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # NaN and infinities are compared by hand
+            g, w = got.astype(np.float64), want.astype(np.float64)
             error = np.abs(g - w)
             same = (g == w) | (np.isnan(g) & np.isnan(w))
             bad = ~(same | (error <= outcome.atol + outcome.rtol * np.abs(w)))

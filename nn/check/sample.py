@@ -60,12 +60,13 @@ def run_sampler(
     seen: np.ndarray,
     *,
     draws: int = 1,
+    first: int = 0,
     bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`draws` samples with draw counters 0, 1, ...; returns (draws, 4) results and `seen` after the last one."""
+    """`draws` samples with draw counters first, first + 1, ...: (draws, 4) results, and `seen` after the last one."""
     vocab = logits.size
     results = []
-    for draw in range(draws):
+    for draw in range(first, first + draws):
         state = device.upload(seen.astype(np.uint32))
         step = device.upload(np.array([0, 1, options.seed or 0, draw], np.uint32))
         settings = device.upload(settings_bytes(options))
@@ -164,9 +165,46 @@ def _extremes(device: Device, rng: np.random.Generator) -> Iterable[Outcome]:
         yield Outcome(result[:1], np.array([token], np.uint32), label=f"-3 * 1.5 against {value}")
 
 
+def _edges(device: Device, rng: np.random.Generator) -> Iterable[Outcome]:
+    """The largest logit first, last and around each multiple of the workgroup: no place is left out."""
+    greedy, vocab = replace(OFF, temperature=0.0), 1027
+    for at in (0, 255, 256, 257, 511, 512, 513, 768, 1023, 1024, 1026):
+        logits = rng.uniform(-1, 1, vocab)
+        logits[at] = 2.0
+        (result,), after = run_sampler(device, logits, greedy, np.zeros(vocab, np.uint32))
+        yield Outcome(result[:2], np.array([at, 0], np.uint32), label=f"largest at {at}")
+        yield Outcome(after, (np.arange(vocab) == at).astype(np.uint32), label=f"seen after {at}")
+
+
+def carrying(rng: np.random.Generator, count: int) -> list[int]:
+    """Draw counters whose product with Philox's multiplier carries out of each half only just, or only just not."""
+    b0, b1 = 0xD193, 0xD256  # halves of 0xD256D193
+    draws = rng.integers(0, 2**32, 1 << 20, np.uint64)
+    low, high = draws & np.uint64(0xFFFF), draws >> np.uint64(16)
+    cross = high * np.uint64(b0) + ((low * np.uint64(b0)) >> np.uint64(16))
+    other = low * np.uint64(b1) + (cross & np.uint64(0xFFFF))
+    near = [(x & np.uint64(0xFFFF)) == np.uint64(edge) for x in (cross, other) for edge in (0, 0xFFFF)]
+    return [int(draw) for mask in near for draw in draws[mask][:count]]
+
+
+def _generator(device: Device, rng: np.random.Generator) -> Iterable[Outcome]:
+    """Draws of equally likely tokens are Philox's numbers, in full to nine bits, with every carry of its products."""
+    vocab = 512
+    logits, seen = np.zeros(vocab), np.zeros(vocab, np.uint32)
+    p, everything = np.full(vocab, 1 / vocab), np.ones(vocab)
+    for draw in [0, 1, 2**32 - 1, *carrying(rng, 3)]:
+        seed = int(rng.integers(0, 2**32))
+        (result,), _ = run_sampler(device, logits, replace(OFF, seed=seed), seen, first=draw)
+        token, margin = expected_token(p, everything, philox(seed, draw))
+        if margin > 1e-5:
+            yield Outcome(result[:1], np.array([token], np.uint32), label=f"seed {seed}, draw {draw}")
+
+
 def cases() -> list[Case]:
     """All cases of the sampler."""
     out = [_chosen(name, vocab, False) for name in VARIANTS for vocab in (5, 1000)]
     out += [_chosen(name, 257, True) for name in ("greedy", "all")]
     out.append(Case("sample/sample select_token: extremes", _extremes, SHADERS))
+    out.append(Case("sample/sample adjust: largest at the edges, vocab 1027", _edges, SHADERS))
+    out.append(Case("sample/sample select_token: generator, vocab 512", _generator, SHADERS))
     return out

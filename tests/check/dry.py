@@ -6,6 +6,7 @@ What a case is about is learned in milliseconds so: which shader files its kerne
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,16 +23,45 @@ from nn.check import Case, lacking
 
 @dataclass(frozen=True)
 class Seen:
-    """What a case would run: files that its kernels are made of, and (file that holds the entry, entry)."""
+    """What a case would run: files that its kernels are made of, and (file, name) of the functions they reach."""
 
     files: frozenset[str]
-    entries: frozenset[tuple[str, str]]
+    functions: frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of a WGSL text without comments: its lines (from 1) and the words in it."""
+
+    name: str
+    first: int
+    last: int
+    words: frozenset[str]
+    entry: bool
+
+
+@functools.cache
+def functions_of(file: str) -> tuple[Function, ...]:
+    """The functions of a file below shaders/."""
+    return _functions(wgsl.strip_comments((wgsl.SHADERS / file).read_text(encoding="utf-8")))
 
 
 def entries_of(file: str) -> list[str]:
     """Entry points of a file below shaders/."""
-    text = wgsl.strip_comments((wgsl.SHADERS / file).read_text(encoding="utf-8"))
-    return re.findall(r"@compute\b[^{;]*?\bfn\s+(\w+)", text)
+    return [function.name for function in functions_of(file) if function.entry]
+
+
+def _functions(bare: str) -> tuple[Function, ...]:
+    found = []
+    for m in re.finditer(r"(@compute\b[^{;]*?)?\bfn\s+(\w+)\s*\(", bare):
+        depth, at = 0, bare.index("{", m.end())
+        for at in range(at, len(bare)):  # noqa: B020
+            depth += {"{": 1, "}": -1}.get(bare[at], 0)
+            if depth == 0:
+                break
+        first, last = (bare[:i].count("\n") + 1 for i in (m.start(2), at))
+        found.append(Function(m[2], first, last, frozenset(re.findall(r"\w+", bare[m.end() : at])), m[1] is not None))
+    return tuple(found)
 
 
 def shader_files() -> list[str]:
@@ -58,21 +88,23 @@ def look(cases: list[Case], device: Device) -> dict[str, Seen]:
 
 def _seen(case: Case, kernels: list[Kernel]) -> Seen:
     files: set[str] = set()
-    entries: set[tuple[str, str]] = set()
-    for kernel in kernels:
+    functions: set[tuple[str, str]] = set()
+    for kernel in dict.fromkeys(kernels):
         source = kernel.source
         pasted = {file for file, _ in source.lines if file.endswith(".wgsl")}
-        if not pasted:  # generated; files whose text went into it are those that the case names
+        known = {f.name: f for f in _functions(wgsl.strip_comments(source.code))}  # with its lines where they were
+        reached, todo = {kernel.entry}, [kernel.entry]
+        while todo:
+            new = {word for word in known[todo.pop()].words if word in known} - reached
+            reached |= new
+            todo += new
+        if pasted:
+            functions |= {(source.lines[known[name].first - 1][0], name) for name in reached}
+        else:  # generated: what it took from files is in those that the case names
             pasted = set(case.shaders)
-            holders = [file for file in pasted if kernel.entry in entries_of(file)]
-        else:
-            bare = wgsl.strip_comments(source.code)  # with its lines where they were
-            at = re.search(rf"\bfn\s+{kernel.entry}\s*\(", bare)
-            assert at is not None, kernel.label
-            holders = [source.lines[bare[: at.start()].count("\n")][0]]
+            functions |= {(file, f.name) for file in pasted for f in functions_of(file) if f.name in reached}
         files |= pasted
-        entries |= {(file, kernel.entry) for file in holders}
-    return Seen(frozenset(files), frozenset(entries))
+    return Seen(frozenset(files), frozenset(functions))
 
 
 @contextlib.contextmanager

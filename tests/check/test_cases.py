@@ -45,9 +45,16 @@ def test_every_file_is_named_by_a_case():
 
 
 def test_every_entry_point_is_run_by_a_case(seen):
-    run = {entry for what in seen.values() for entry in what.entries}
+    run = {function for what in seen.values() for function in what.functions}
     there = {(file, entry) for file in dry.shader_files() for entry in dry.entries_of(file)}
     assert len(there) > 40
+    assert there - run == set()
+
+
+def test_every_function_is_reached_by_a_case(seen):
+    """Also those that only some variants call."""
+    run = {function for what in seen.values() for function in what.functions}
+    there = {(file, function.name) for file in dry.shader_files() for function in dry.functions_of(file)}
     assert there - run == set()
 
 
