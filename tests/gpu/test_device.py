@@ -123,6 +123,7 @@ def test_a_planned_close_says_nothing(capfd, caplog):
 
 
 def test_a_device_that_is_never_closed_ends_quietly():
+    """A process of its own also shows what a driver prints only once, when it first lists adapters."""
     code = (
         "import numpy as np; from gpu import Device; d = Device.open(); b = d.upload(np.arange(4)); "
         "p = d.read_later(b, 4); print(d.read(b, np.int64, 4).sum())"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -39,12 +41,6 @@ PAIR = """
 @pytest.fixture
 def add(device):
     return device.kernel_source(ADD, "add", label="add")
-
-
-@pytest.fixture
-def fresh():
-    with Device.open() as device:
-        yield device
 
 
 def kernel(device: Device, entry: str):
@@ -331,14 +327,28 @@ def test_a_second_group_is_bound(device):
     run(device, (device.kernel_source(text, "later", label="later"), 1, {"extra": extra}))
 
 
+def test_a_recording_holds_what_it_is_asked_to_keep(fresh):
+    buffer = fresh.alloc(1024)
+    gone = weakref.ref(buffer)
+    recorder = fresh.recorder()
+    recorder.keep(buffer)
+    del buffer
+    plan = recorder.plan()
+    gc.collect()
+    assert gone() is not None
+    del plan
+    gc.collect()
+    assert gone() is None
+
+
 def test_large_params_are_refused(device):
-    fields = ", ".join(f"f{i}: u32" for i in range(65))
+    fields = ", ".join(f"a{i}: u32" for i in range(65))
     text = f"struct Params {{ {fields} }}\n@group(0) @binding(0) var<uniform> p: Params;\n"
     text += "@group(0) @binding(1) var<storage, read_write> out: array<u32>;\n"
-    text += "@compute @workgroup_size(1) fn f() { out[0] = p.f64; }"
+    text += "@compute @workgroup_size(1) fn f() { out[0] = p.a64; }"
     recorder = device.recorder()
     big = device.kernel_source(text, "f", label="big")
-    recorder(big, grid=1, out=device.alloc(4), **{f"f{i}": i for i in range(65)})
+    recorder(big, grid=1, out=device.alloc(4), **{f"a{i}": i for i in range(65)})
     with refused(ShaderError, "big: Params of 260 bytes; at most 256"):
         recorder.plan()
 
