@@ -56,9 +56,11 @@ class Backend:
     calls: DirectCalls | PublicCalls  # how Plans are encoded
 
     def adapters(self) -> list[Any]:
+        """The binding's adapters in the driver's order."""
         return list(self.module.gpu.enumerate_adapters_sync())
 
     def request_device(self, adapter: Any, *, features: Sequence[str], limits: dict[str, int], trusted: bool) -> Any:
+        """A device of the binding. trusted: without the bounds checks that drivers put into shaders."""
         raise NotImplementedError
 
     def matrix_configs(self, adapter: Any) -> list[dict[str, Any]]:
@@ -66,6 +68,7 @@ class Backend:
         return []
 
     def shader_module(self, device: Any, code: str, label: str, *, trusted: bool) -> Any:
+        """A shader module of the binding; raises the binding's error when the code does not compile."""
         raise NotImplementedError
 
     def wait(self, device: Any, submission: Any = None) -> None:
@@ -116,6 +119,7 @@ class Backend:
             raise self.translate(error, doing) from error
 
     def translate(self, error: Exception, doing: str) -> Exception:
+        """The binding's error as one of ours, or as it is when it is none of the driver's."""
         text = str(error)
         kind = type(error).__name__
         if "OutOfMemory" in kind or "out of memory" in text.lower() or "not enough memory" in text.lower():
@@ -123,8 +127,8 @@ class Backend:
                 f"{doing}: the device is out of memory ({_first_line(text)}). "
                 "Free buffers, or use a smaller model or context."
             )
-        if "lost" in text.lower() and "device" in text.lower():
-            return _lost(doing, next(line.strip() for line in text.splitlines() if "lost" in line.lower()))
+        if _LOST.search(text):
+            return _lost(doing, next(line.strip() for line in text.splitlines() if _LOST.search(line)))
         if isinstance(error, self.module.GPUError):
             return GpuError(f"{doing}: {text.strip()}")
         return error
@@ -145,14 +149,14 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
 
 
-_LOST_LINE = re.compile(r"DEVICE LOST|device was lost|[Dd]evice\]? is lost")
+_LOST = re.compile(r"device\]? (?:is |was )?lost\b", re.IGNORECASE)
 
 
 class _LostFilter(logging.Filter):
     """Keeps the bindings' own lines about a lost device off the terminal: the engine raises DeviceLost instead."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return _LOST_LINE.search(record.getMessage()) is None
+        return _LOST.search(record.getMessage()) is None
 
 
 def _quiet(logger: logging.Logger) -> None:

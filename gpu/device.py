@@ -157,7 +157,7 @@ class Device:
             limits: "default" asks for WebGPU's defaults only, "max" for all the adapter has; default ANYGPU_LIMITS.
             features: "none" asks for no optional feature, "all" for what the engine uses; default ANYGPU_FEATURES.
             canary: put sentinel bytes behind every buffer, inside the bound range, for `memory.check_canaries`.
-        Raises: NoAdapter, GpuError.
+        Raises: NoAdapter, GpuError. Warns once for each feature that the device offers but does not have.
         """
         name = name if name is not None else os.environ.get("ANYGPU_DEVICE")
         checked = checked if checked is not None else _switch("ANYGPU_CHECKED")

@@ -41,6 +41,7 @@ class Kernel:
         self.layouts, self.pipeline = _build(device, source, entry, label, self.groups)
 
     def belongs_to(self, device: Device) -> bool:
+        """Whether it was compiled for this device."""
         return self._device() is device
 
     def pack(self, params: Mapping[str, Any]) -> bytes:

@@ -132,6 +132,7 @@ class Memory:
         return device
 
     def alloc(self, nbytes: int, *, uniform: bool = False) -> Buffer:
+        """A buffer from the pool or the driver, contents undefined. Raises LimitExceeded, OutOfMemory."""
         device = self.device
         device.require_open()
         if nbytes < 0:
@@ -230,6 +231,7 @@ class Memory:
         return freed
 
     def write(self, buffer: Buffer, array: np.ndarray | bytes, offset: int) -> None:
+        """Copy the array's bytes in C order to byte `offset`; odd sizes are filled up with zeros to a word."""
         data = (
             np.frombuffer(array, np.uint8)
             if isinstance(array, bytes | bytearray | memoryview)
@@ -316,6 +318,7 @@ class Memory:
         return Pending(self, staging, device.backend.start_map(device.raw, staging.raw, staging.padded), submission)
 
     def return_staging(self, staging: Staging) -> None:
+        """Back to the pool; large ones are freed, they would double what a big read-back costs."""
         if staging.capacity <= 4 << 20:
             self._staging[staging.capacity].append(staging.raw)
         else:
