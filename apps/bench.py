@@ -25,7 +25,7 @@ BINDINGS = (2, 4, 6, 8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="*", choices=["decode", "record"], help="default: both")
+    parser.add_argument("what", nargs="?", choices=["decode", "record"], help="default: both")
     parser.add_argument("--model", default="smollm2", metavar="NAME|PATH", help="model to decode with; default smollm2")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="answer tokens a run; default 128")
     parser.add_argument("--prompt", type=int, default=128, metavar="N", help="prompt tokens a run; default 128")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gpu import Device
 
-    what = args.what or ["record", "decode"]
+    what = [args.what] if args.what else ["record", "decode"]
     start = time.perf_counter()
     device = Device.open(args.device, backend=args.backend)
     report: dict[str, Any] = {
