@@ -1,10 +1,10 @@
-"""Writes the WGSL of fused kernels: one scalar function of the loads, and around it a loop over elements or a fold.
+"""Writes the WGSL of fused kernels: one scalar function of the loads, and around it a loop over elements.
 
 A generated element-wise kernel reads like this (sizes and numbers come from Params; the text holds only ranks, dtypes
 and which strides are 0 or 1, so that other sizes reuse the pipeline):
 
     // fused: mul, add
-    fn value(a0: f32, a1: f32) -> f32 {
+    fn element(a0: f32, a1: f32) -> f32 {
       let t0 = a0 * p.k0;
       return t0 + a1;
     }

@@ -30,7 +30,6 @@ from nn.graph.ir import (
     Reduce,
     Strided,
     View,
-    constant,
     name_of,
     topological,
 )
@@ -318,4 +317,4 @@ def shared_nodes(order: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
     return shared
 
 
-__all__ = ["Fuser", "KernelStep", "Step", "array_at", "constant"]
+__all__ = ["Fuser", "KernelStep", "Step", "array_at"]
