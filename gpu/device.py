@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +133,7 @@ class Device:
         self.backend, self.raw, self.adapter, self.caps, self.why = backend, raw, adapter, caps, why
         self.use_calls(backend.calls)
         self.closed = False
+        self.fold_at = caps.max_workgroups  # grids of one number above it are folded into rows; checks lower it
         self.counters = Counters()
         self.memory = Memory(self, canary=canary)
         self.kernels = KernelCache(self)
@@ -208,8 +209,9 @@ class Device:
         except BaseException:
             device.close()
             raise
-        if adapter.kind == "cpu" and not name and sys.stderr is not None and sys.stderr.isatty():
-            print(f"anygpu: no GPU found, running on the CPU through {adapter.name}", file=sys.stderr)
+        if adapter.kind == "cpu" and not name:
+            # a warning of the log: on stderr unless the program set up logging in another way
+            logging.getLogger("anygpu").warning("anygpu: no GPU found, running on the CPU through %s", adapter.name)
         return device
 
     # Memory ------------------------------------------------------------------------------------------------------

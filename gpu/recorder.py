@@ -87,10 +87,10 @@ class Recorder:
     def _counts(self, kernel: Kernel, grid: Grid) -> tuple[int, int, int]:
         limit = self.device.caps.max_workgroups
         if isinstance(grid, int | np.integer):
-            n = int(grid)
-            if n <= limit:
+            n, row = int(grid), self.device.fold_at
+            if n <= row:
                 return (n, 1, 1)
-            rows = -(-n // limit)
+            rows = -(-n // row)
             if rows > limit:
                 raise LimitExceeded(f"{kernel.label}: {n:,} workgroups are more than {limit} x {limit}")
             return (-(-n // rows), rows, 1)

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from gpu import Buffer, Recorder
 
-# Dense element types, their bytes in a storage buffer and the NumPy type they are read back as (bf16 travels as its bits).
+# Dense element types, their bytes in a storage buffer, and the NumPy type they are read back as (bf16: its bits).
 DTYPES: dict[str, tuple[int, Any]] = {
     "f32": (4, np.float32),
     "f16": (2, np.float16),
@@ -32,7 +32,7 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and dtype of a value that may not exist yet. `dtype` is a key of DTYPES or a block format such as "q4_1"."""
+    """Shape and dtype of a value that may not exist yet. `dtype`: a key of DTYPES or a block format such as "q4_1"."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
@@ -87,5 +87,5 @@ class Op:
         raise NotImplementedError
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
-        """Record the dispatches: `arrays` are the operands, then the results, as Array (or Weight for block formats)."""
+        """Record the dispatches. `arrays`: the operands, then the results, as Array (or Weight for block formats)."""
         raise NotImplementedError

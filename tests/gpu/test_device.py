@@ -228,3 +228,15 @@ def test_errors_hold_no_frames_of_the_binding(work):
     assert inside and not any(frame.f_locals for frame in inside)
     del caught, frames, inside
     gc.collect()
+
+
+def test_running_on_a_cpu_is_announced(device, monkeypatch, caplog):
+    if device.caps.kind != "cpu":
+        pytest.skip("this adapter is a GPU")
+    monkeypatch.delenv("ANYGPU_DEVICE", raising=False)
+    with caplog.at_level("WARNING", logger="anygpu"):
+        Device.open().close()
+        assert f"running on the CPU through {device.caps.name}" in caplog.text
+        caplog.clear()
+        Device.open(device.caps.name).close()  # asked for by name: no surprise
+        assert not caplog.records
