@@ -6,7 +6,8 @@ tile divides, weights in several windows; the kernels of both kinds of device ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +114,12 @@ def _rows(
         if "gated" in entry:
             atol *= 2.0 * (1.0 + np.abs(want).max())
             want = gated(want[:, :width], want[:, width:], activation)
+        uploaded: dict[str, Any] = {name: device.upload(array) for name, array in buffers.items()}
         record = device.recorder()
         multiply(
             record, chosen, entry, weight, tokens=t, out=out, out_cols=width, eps=EPS if "norm" in entry else 0.0,
             constants={"GELU": int(activation == "gelu_tanh")} if "gated" in entry else None,
-            subgroups=subgroups, **{name: device.upload(array) for name, array in buffers.items()},
+            subgroups=subgroups, **uploaded,
         )  # fmt: skip
         record.submit()
         yield Outcome(device.read(out, np.float32, want.shape), want, 1e-5, atol, f"{t} tokens")
@@ -173,7 +175,7 @@ class Projection:
         v_cache[kept] = v.reshape(self.tokens, -1)[: len(kept)]
         return q.reshape(self.tokens, -1), k_cache, v_cache
 
-    def upload(self, device: Device) -> dict[str, Buffer]:
+    def upload(self, device: Device) -> dict[str, Any]:
         k_cache, v_cache = (device.upload(cache) for cache in self.caches)
         out = poisoned(device, self.tokens, self.heads * self.head_dim)
         ends = {"rope": device.upload(self.table), "step": device.upload(self.step)}
@@ -211,7 +213,7 @@ def _qkv(
         x, gain, bias = normal(rng, t, cols), normal(rng, cols), normal(rng, case.width)
         qkv, atol = products(rms_norm(x, gain), dequantize(raw, format))
         buffers = case.upload(device)
-        more = {"x": device.upload(x), "gain": device.upload(gain)}
+        more: dict[str, Any] = {"x": device.upload(x), "gain": device.upload(gain)}
         if "bias" in entry:
             qkv, more["bias"] = qkv + bias, device.upload(bias)
         record = device.recorder()
@@ -292,49 +294,67 @@ def _whole(format: str, blocks: int) -> int:
     return -(-blocks * 32 // max(32, format_of(format).block)) * max(32, format_of(format).block)
 
 
-def _variants() -> list[tuple[str, Variant, tuple[int, ...], bool | None, int, tuple[str, ...]]]:
-    """(name, variant, token counts, subgroups, blocks of 32 a row, entries) of every kernel in every form."""
-    every = (*PLAIN, *PAIRED, *QKV)
-    found: list[tuple[str, Variant, tuple[int, ...], bool | None, int, tuple[str, ...]]] = [
-        ("row", row_variant(1, dense=False), (1,), False, 3, every),
-        ("row 4 tokens", row_variant(4, dense=False), (2, 3, 8, 9, 33), False, 3, every),
+@dataclass(frozen=True)
+class _Form:
+    """A kernel in one form: how it is chosen for an entry and a format, and what it is tried with."""
+
+    name: str
+    make: Callable[[str, str], Variant]
+    path: str
+    tokens: tuple[int, ...]
+    blocks: int = 3  # of 32, a row
+    subgroups: bool | None = None
+    entries: tuple[str, ...] = (*PLAIN, *PAIRED, *QKV)
+
+
+def _forms() -> list[_Form]:
+    def row(tokens: int) -> Callable[[str, str], Variant]:
+        return lambda entry, format: row_variant(tokens, dense=format_of(format).dense)
+
+    def gemv(tile: int, rows: int, blocks: int) -> Callable[[str, str], Variant]:
+        return lambda entry, format: gemv_variant(
+            tile, rows, blocks * 32, 32, paired="gated" in entry or "qkv" in entry
+        )
+
+    found = [
+        _Form("row", row(1), "matmul/row.wgsl", (1,)),
+        _Form("row 4 tokens", row(4), "matmul/row.wgsl", (2, 3, 8, 9, 33)),
     ]
-    for tile, tokens in ((1, (1,)), (2, (2,)), (4, (3,)), (8, (8, 9, 33))):
+    for tile, rows, tokens in ((1, 64, (1,)), (1, 1 << 20, (1,)), (2, 64, (2,)), (4, 64, (3, 8, 9, 33))):
         for subgroups in (True, False):
             # More blocks than the lanes and than one chunk; then few, so that several rows share a subgroup.
-            wide = 64 // tile + 3
-            for blocks in (wide, 3) if tile == 1 else (wide,):
-                form = gemv_variant(tile, 64, blocks * 32, 32)
-                name = f"gemv {tile} lanes {dict(form.constants)['LANES']}{' subgroups' if subgroups else ''}"
-                found.append((name, form, tokens, subgroups, blocks, every))
+            for blocks in (64 // tile + 3, 3) if (tile, rows) == (1, 64) else (64 // tile + 3,):
+                make = gemv(tile, rows, blocks)
+                lanes = dict(make("linear", "f32").constants)["LANES"]
+                name = f"gemv {tile} lanes {lanes}{' subgroups' if subgroups else ''}"
+                found.append(_Form(name, make, "matmul/gemv.wgsl", tokens, blocks, subgroups))
     for tokens in ((9, 33, 65), (1, 9)):
         form = gemm_variant(tokens[-1], 1 << 20)
-        tiled = (*PLAIN[:4], *PAIRED[:1])
-        found.append((f"gemm {form.tokens} tokens", form, tokens, False, 3, tiled))
+        entries = (*PLAIN[:4], PAIRED[0])
+        make = partial(lambda entry, format, form: form, form=form)
+        found.append(_Form(f"gemm {form.tokens} tokens", make, form.path, tokens, entries=entries))
     return found
 
 
 def cases() -> list[Case]:
     """Row kernels meet every format, each form of the others every fourth of them; entries rotate."""
     found: list[Case] = []
-    for number, (name, chosen, tokens, subgroups, blocks, entries) in enumerate(_variants()):
-        rows = chosen.path == "matmul/row.wgsl"
+    for number, form in enumerate(_forms()):
         for i, format in enumerate(FORMATS):
-            if not rows and (i + number) % 4:
+            if form.path != "matmul/row.wgsl" and (i + number) % 4:
                 continue
-            form = row_variant(chosen.tokens, dense=True) if rows and format_of(format).dense else chosen
-            entry, cols = entries[len(found) % len(entries)], _whole(format, blocks)
-            shaders = (chosen.path, f"quant/{format}.wgsl", *_SHARED)
-            if chosen.path != "matmul/gemm_weight.wgsl":
+            entry, cols = form.entries[len(found) % len(form.entries)], _whole(format, form.blocks)
+            shaders = (form.path, f"quant/{format}.wgsl", *_SHARED)
+            if form.path != "matmul/gemm_weight.wgsl":
                 shaders += ("matmul/entries.wgsl",)
-            if chosen.path == "matmul/gemv.wgsl":
-                shaders += ("matmul/lanes_subgroup.wgsl" if subgroups else "matmul/lanes.wgsl",)
-            options: dict[str, Any] = {"chosen": form, "entry": entry, "format": format, "cols": cols}
-            options |= {"tokens": tokens, "subgroups": subgroups}
-            label = f"matmul/{entry}: {name}, {format} K={cols}"
-            needs = {"subgroups"} if subgroups else set()
+            if form.path == "matmul/gemv.wgsl":
+                shaders += ("matmul/lanes_subgroup.wgsl" if form.subgroups else "matmul/lanes.wgsl",)
+            options: dict[str, Any] = {"chosen": form.make(entry, format), "entry": entry, "format": format}
+            options |= {"cols": cols, "tokens": form.tokens, "subgroups": form.subgroups}
+            label = f"matmul/{entry}: {form.name}, {format} K={cols}"
+            needs = {"subgroups"} if form.subgroups else set()
             if entry in QKV:
-                cache = ("f32", "f16")[len(found) // len(entries) % 2]
+                cache = ("f32", "f16")[len(found) // len(form.entries) % 2]
                 run = partial(_qkv, cache=cache, **options, **_SHAPES[number % 2])
                 needs |= {"f16"} if cache == "f16" else set()
                 label += f" cache {cache}"

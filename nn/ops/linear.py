@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("silu", "gelu_tanh")
 _ROW, _GEMV, _GEMM = "matmul/row.wgsl", "matmul/gemv.wgsl", "matmul/gemm_weight.wgsl"
 _GEMV_TOKENS = 8  # more go through the tiled kernel
-_FILL = 128  # workgroups that keep a large GPU busy
+_FILL = 96  # workgroups that keep a large GPU busy
+_MANY = 16384  # rows that keep a large GPU busy however few invocations share one
 
 
 # --- public functions -------------------------------------------------------------------------------------------------
@@ -137,15 +138,18 @@ def row_variant(tokens: int, *, dense: bool) -> Variant:
     return Variant(_ROW, per_item * group, tile, (("ROWS", per_item), ("TOKENS", tile), ("WG", group)))
 
 
-def gemv_variant(tokens: int, rows: int, cols: int, lanes: int) -> Variant:
-    """Invocations share rows; `lanes` is the most that may share one (a subgroup, where there are subgroups)."""
+def gemv_variant(tokens: int, rows: int, cols: int, lanes: int, *, paired: bool = False) -> Variant:
+    """Invocations share rows; `lanes` is the most that may share one (a subgroup, where there are subgroups).
+
+    Few rows: as many invocations as possible, to fill the device and to make each one's chain short. Many rows: fewer
+    invocations a row, whose blocks divide more evenly.
+    """
     blocks = -(-cols // BLOCK)
-    tile = next(n for n in (1, 2, 4, 8) if n >= min(tokens, 8))
-    chunk = 64 // tile
-    share = 4
-    while share < min(lanes, chunk, 32) and share < blocks:
+    tile = next(n for n in (1, 2, 4) if n >= min(tokens, 4))
+    chunk, share = 64 // tile, 4
+    while share < min(lanes, chunk, 8 if rows >= _MANY else 32) and share < blocks:
         share *= 2
-    per_item, group = 2, 128
+    per_item, group = (2 if paired or tile > 1 or rows >= _MANY else 1), 256
     constants = (("CHUNK", chunk), ("LANES", share), ("ROWS", per_item), ("TOKENS", tile), ("WG", group))
     return Variant(_GEMV, group // share * per_item, tile, constants)
 
@@ -158,13 +162,13 @@ def gemm_variant(tokens: int, rows: int) -> Variant:
     return Variant(_GEMM, 64, 8 * per, (("PER", per),))
 
 
-def variant(caps: Capabilities, tokens: int, w: Weight) -> Variant:
-    """The kernel to use on this device for so many rows of x."""
+def variant(caps: Capabilities, tokens: int, w: Weight, *, paired: bool = False) -> Variant:
+    """The kernel to use on this device for so many rows of x. paired: for an entry that works on pairs of rows."""
     if caps.kind == "cpu":
         return row_variant(tokens, dense=format_of(w.format).dense)
     if tokens > _GEMV_TOKENS:
         return gemm_variant(tokens, w.shape[0])
-    return gemv_variant(tokens, *w.shape, caps.subgroup_size if caps.subgroups else 16)
+    return gemv_variant(tokens, *w.shape, caps.subgroup_size if caps.subgroups else 16, paired=paired)
 
 
 def multiply(
@@ -182,7 +186,7 @@ def multiply(
     types: dict[str, str] | None = None,
     sizes: dict[str, int] | None = None,
     subgroups: bool | None = None,
-    **buffers: Buffer,
+    **buffers: Any,
 ) -> None:
     """Record an entry of a kernel for every window of w; its columns of out start at `first_col`.
 
@@ -279,7 +283,7 @@ class GatedMLP(Op):
         x, gain, w, out = arrays
         weight, tokens = _weight(w), x.rows
         gelu = {"GELU": ACTIVATIONS.index(self.activation)}
-        chosen = variant(record.device.caps, tokens, weight)
+        chosen = variant(record.device.caps, tokens, weight, paired=True)
         if len(weight.windows) > 1:  # gate and up rows lie in different buffers
             both = record.temp(tokens * weight.shape[0] * 4)
             _norm_linear(record, x, gain, (weight,), both, self.eps)
@@ -357,7 +361,7 @@ class QKVRope(Op):
         ends = {"rope": rope.buffer, "step": step.buffer, "k_cache": k_cache.buffer, "v_cache": v_cache.buffer}
         constants, types = {"INTERLEAVED": int(self.interleaved)}, {"KV": k_cache.dtype}
         added = {"bias": more[self.weights].buffer} if self.bias else {}
-        chosen = variant(caps, tokens, weights[0])
+        chosen = variant(caps, tokens, weights[0], paired=True)
         one = len(weights) == 1 and len(weights[0].windows) == 1 and not self.norms
         if one and _norm_fuses(chosen, tokens, x.cols) and len(added) + 8 <= caps.max_storage_buffers:
             entry = "norm_qkv_bias_rope" if self.bias else "norm_qkv_rope"
@@ -391,7 +395,7 @@ def _norm_fuses(chosen: Variant, tokens: int, cols: int) -> bool:
 
 
 def _linear(
-    record: Recorder, x: Buffer, tokens: int, w: Weight, out: Buffer, out_cols: int, first_col: int = 0, **more: Buffer
+    record: Recorder, x: Buffer, tokens: int, w: Weight, out: Buffer, out_cols: int, first_col: int = 0, **more: Any
 ) -> None:
     """x: rows of whole blocks. more: bias, residual."""
     entry = "_".join(("linear", *(name for name in ("bias", "residual") if name in more)))

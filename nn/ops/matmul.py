@@ -111,10 +111,10 @@ def variant(caps: Capabilities, batches: int, m: int, n: int) -> Variant:
     """The kernel for this device and size: large tiles where enough of them are left to fill a GPU."""
     if caps.kind == "cpu":
         return serial_variant(1, 4) if m == 1 else serial_variant(4, 4)
-    for form in (tiled_variant(8, 8, 4), tiled_variant(4, 4)):
-        if m > form.rows // 2 and batches * -(-m // form.rows) * -(-n // form.cols) >= _FILL:
-            return form
-    return tiled_variant(1, 4) if m <= 16 else tiled_variant(2, 4)
+    large = tiled_variant(4, 4)
+    if m <= 16:
+        return tiled_variant(1, 4)
+    return large if batches * -(-m // large.rows) * -(-n // large.cols) >= _FILL else tiled_variant(2, 2)
 
 
 def record_matmul(

@@ -21,27 +21,48 @@ fn slot(row: u32, column: u32) -> u32 { return row * 8u + (column ^ (row & 7u));
 fn token_of(tile: Tile, lane: u32, i: u32) -> u32 { return tile.token + lane / 16u + 8u * i; }
 
 // sums[4 i + j] of row tx + 16 j and token ty + 8 i. `row`: the row of W this invocation decodes, if it is one of the first 64.
+// Block b + 1 is on its way while the sums of block b are made.
 fn products(tile: Tile, row: u32, lane: u32) -> array<f32, SUMS> {
   var sums: array<f32, SUMS>;
+  var block: Block;
+  var fetched: array<vec4<f32>, PER>;
   let n = blocks();
-  for (var b = 0u; b < n; b++) {
-    workgroupBarrier();
-    if (lane < 64u) {
-      let block = load_block(row, b);
-      for (var c = 0u; c < 8u; c++) { weights[slot(lane, c)] = block4(block, c); }
-    } else {
-      for (var i = 0u; i < PER; i++) {
-        let token = i * 8u + (lane - 64u) / 8u;
-        values[slot(token, lane % 8u)] = x[(min(tile.token + token, p.tokens - 1u) * n + b) * 8u + lane % 8u];
+  let decodes = lane < 64u;
+  let token = (lane % 64u) / 8u;
+  for (var b = 0u; b <= n; b++) {
+    if (b > 0u) {
+      workgroupBarrier();
+      if (decodes) {
+        weights[slot(lane, 0u)] = block4(block, 0u);
+        weights[slot(lane, 1u)] = block4(block, 1u);
+        weights[slot(lane, 2u)] = block4(block, 2u);
+        weights[slot(lane, 3u)] = block4(block, 3u);
+        weights[slot(lane, 4u)] = block4(block, 4u);
+        weights[slot(lane, 5u)] = block4(block, 5u);
+        weights[slot(lane, 6u)] = block4(block, 6u);
+        weights[slot(lane, 7u)] = block4(block, 7u);
+      } else {
+        for (var i = 0u; i < PER; i++) { values[slot(i * 8u + token, lane % 8u)] = fetched[i]; }
+      }
+      workgroupBarrier();
+    }
+    if (b < n) {
+      if (decodes) {
+        block = load_block(row, b);
+      } else {
+        for (var i = 0u; i < PER; i++) {
+          fetched[i] = x[(min(tile.token + i * 8u + token, p.tokens - 1u) * n + b) * 8u + lane % 8u];
+        }
       }
     }
-    workgroupBarrier();
-    for (var c = 0u; c < 8u; c++) {
-      var weight: array<vec4<f32>, 4>;
-      for (var j = 0u; j < 4u; j++) { weight[j] = weights[slot(lane % 16u + 16u * j, c)]; }
-      for (var i = 0u; i < PER; i++) {
-        let value = values[slot(lane / 16u + 8u * i, c)];
-        for (var j = 0u; j < 4u; j++) { sums[4u * i + j] = dot4(weight[j], value, sums[4u * i + j]); }
+    if (b > 0u) {
+      for (var c = 0u; c < 8u; c++) {
+        var weight: array<vec4<f32>, 4>;
+        for (var j = 0u; j < 4u; j++) { weight[j] = weights[slot(lane % 16u + 16u * j, c)]; }
+        for (var i = 0u; i < PER; i++) {
+          let value = values[slot(lane / 16u + 8u * i, c)];
+          for (var j = 0u; j < 4u; j++) { sums[4u * i + j] = dot4(weight[j], value, sums[4u * i + j]); }
+        }
       }
     }
   }

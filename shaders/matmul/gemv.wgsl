@@ -8,7 +8,7 @@ override WG: u32 = 128u;   // invocations a workgroup, a power of two
 const LANES: u32 = 16u;    // a power of two, at most WG
 const ROWS: u32 = 2u;      // even where an entry works on pairs
 const TOKENS: u32 = 1u;
-const CHUNK: u32 = 64u;    // CHUNK * TOKENS * 144 bytes of workgroup memory
+const CHUNK: u32 = 64u;    // a multiple of LANES; CHUNK * TOKENS * 144 bytes of workgroup memory
 // include matmul/weight.wgsl
 // include matmul/entries.wgsl
 // include matmul/lanes.wgsl
@@ -22,28 +22,48 @@ fn place(wg: vec3<u32>, grid: vec3<u32>, lane: u32) -> Place {
   return Place((i / tiles) * (WG / LANES) + lane / LANES, (i % tiles) * TOKENS);
 }
 
-// Adds the products of the staged blocks, which start at block `first` of each row.
-fn add_products(row: array<u32, ROWS>, first: u32, count: u32, lane: u32, before: array<f32, SUMS>) -> array<f32, SUMS> {
+fn load_blocks(row: array<u32, ROWS>, b: u32) -> array<Block, ROWS> {
   var rows = row;
-  var sums = before;
-  for (var b = lane % LANES; b < count; b += LANES) {
-    var block: array<Block, ROWS>;
-    for (var r = 0u; r < ROWS; r++) { block[r] = load_block(rows[r], first + b); }
-    for (var j = 0u; j < 8u; j++) {
-      for (var t = 0u; t < TOKENS; t++) {
-        let value = staged[(t * CHUNK + b) * 9u + j];
-        for (var r = 0u; r < ROWS; r++) {
-          sums[r * TOKENS + t] = dot4(block4(block[r], j), value, sums[r * TOKENS + t]);
-        }
-      }
+  var block: array<Block, ROWS>;
+  for (var r = 0u; r < ROWS; r++) { block[r] = load_block(rows[r], b); }
+  return block;
+}
+
+// Adds the products of vec4 j of a block, whose values start at `at` in workgroup memory. j is a constant wherever it is
+// called, so that a block stays in registers.
+fn add_four(block: ptr<function, array<Block, ROWS>>, at: u32, j: u32, sums: ptr<function, array<f32, SUMS>>) {
+  for (var r = 0u; r < ROWS; r++) {
+    let weight = block4((*block)[r], j);
+    for (var t = 0u; t < TOKENS; t++) {
+      (*sums)[r * TOKENS + t] = dot4(weight, staged[at + t * CHUNK * 9u + j], (*sums)[r * TOKENS + t]);
     }
   }
-  return sums;
+}
+
+// The partial sums of one invocation: blocks lane % LANES, then every LANES-th, of which `count` from block `first` on are
+// staged. `block` holds the next ones, which are on their way while the sums of the last are made.
+fn add_products(rows: array<u32, ROWS>, first: u32, count: u32, lane: u32, block: ptr<function, array<Block, ROWS>>,
+                sums: ptr<function, array<f32, SUMS>>) {
+  let last = blocks() - 1u;
+  for (var b = lane % LANES; b < count; b += LANES) {
+    var now = *block;
+    *block = load_blocks(rows, min(first + b + LANES, last));
+    let at = b * 9u;
+    add_four(&now, at, 0u, sums);
+    add_four(&now, at, 1u, sums);
+    add_four(&now, at, 2u, sums);
+    add_four(&now, at, 3u, sums);
+    add_four(&now, at, 4u, sums);
+    add_four(&now, at, 5u, sums);
+    add_four(&now, at, 6u, sums);
+    add_four(&now, at, 7u, sums);
+  }
 }
 
 fn products(rows: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SUMS> {
   var sums: array<f32, SUMS>;
   let n = blocks();
+  var block = load_blocks(rows, min(lane % LANES, n - 1u));
   for (var first = 0u; first < n; first += CHUNK) {
     let count = min(CHUNK, n - first);
     workgroupBarrier();
@@ -53,7 +73,7 @@ fn products(rows: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SUMS> {
       }
     }
     workgroupBarrier();
-    sums = add_products(rows, first, count, lane, sums);
+    add_products(rows, first, count, lane, &block, &sums);
   }
   return lanes_sums(lane, sums);
 }
@@ -62,6 +82,7 @@ fn norm_products(rows: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SU
   var sums: array<f32, SUMS>;
   var squares: array<f32, TOKENS>;
   let n = blocks();
+  var block = load_blocks(rows, min(lane % LANES, n - 1u));
   for (var first = 0u; first < n; first += CHUNK) {
     let count = min(CHUNK, n - first);
     workgroupBarrier();
@@ -74,7 +95,7 @@ fn norm_products(rows: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SU
       }
     }
     workgroupBarrier();
-    sums = add_products(rows, first, count, lane, sums);
+    add_products(rows, first, count, lane, &block, &sums);
   }
   sums = lanes_sums(lane, sums);
   for (var t = 0u; t < TOKENS; t++) {
