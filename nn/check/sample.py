@@ -171,9 +171,10 @@ def _edges(device: Device, rng: np.random.Generator) -> Iterable[Outcome]:
     for at in (0, 255, 256, 257, 511, 512, 513, 768, 1023, 1024, 1026):
         logits = rng.uniform(-1, 1, vocab)
         logits[at] = 2.0
-        (result,), after = run_sampler(device, logits, greedy, np.zeros(vocab, np.uint32))
-        yield Outcome(result[:2], np.array([at, 0], np.uint32), label=f"largest at {at}")
-        yield Outcome(after, (np.arange(vocab) == at).astype(np.uint32), label=f"seen after {at}")
+        for bias in (None, np.zeros(vocab)):
+            (result,), after = run_sampler(device, logits, greedy, np.zeros(vocab, np.uint32), bias=bias)
+            yield Outcome(result[:2], np.array([at, 0], np.uint32), label=f"largest at {at}")
+            yield Outcome(after, (np.arange(vocab) == at).astype(np.uint32), label=f"seen after {at}")
 
 
 def carrying(rng: np.random.Generator, count: int) -> list[int]:
