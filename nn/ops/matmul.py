@@ -199,3 +199,6 @@ def _offsets(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     for size, a_step, b_step in axes:
         found = [(a + i * a_step, b + i * b_step) for a, b in found for i in range(size)]
     return found
+
+
+__all__ = ["matmul"]

@@ -1,0 +1,121 @@
+"""Dense matrix products: the kernels with bounds checks, torch's shape rules, and errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpu import Device
+from nn import functional as F
+from nn.check import matmul as check
+from nn.check import run_case
+from nn.ops.base import ShapeError, Spec
+from nn.ops.matmul import MatMul, variant
+from nn.tensor import Tensor
+
+CASES = check.cases()
+
+
+@pytest.fixture(scope="module")
+def _checked():
+    device = Device.open(checked=True, canary=True)
+    yield device
+    device.close()
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=[case.name.replace(" ", "_") for case in CASES[::3]])
+def test_with_the_drivers_bounds_checks(case, _checked):
+    if any(not getattr(_checked.caps, need) for need in case.needs):
+        pytest.skip(f"needs {', '.join(case.needs)}")
+    assert run_case(case, _checked) is None
+    _checked.memory.check_canaries()
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((3,), (3,)),
+        ((3,), (3, 4)),
+        ((2, 3), (3,)),
+        ((5, 2, 3), (3,)),
+        ((3,), (5, 3, 4)),
+        ((2, 3), (3, 4)),
+        ((5, 2, 3), (3, 4)),
+        ((2, 3), (5, 3, 4)),
+        ((6, 1, 2, 3), (5, 3, 4)),
+        ((2, 0), (0, 3)),
+        ((0, 3), (3, 2)),
+        ((0,), (0,)),
+        ((70, 130), (130, 67)),
+    ],
+    ids=str,
+)
+def test_torchs_shapes(device, rng, a, b):
+    x, y = (rng.standard_normal(shape).astype(np.float32) for shape in (a, b))
+    got = Tensor(x, device) @ Tensor(y, device)
+    want = x.astype(np.float64) @ y.astype(np.float64)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_transposed_operands_are_read_in_place(device, rng):
+    x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 7, 5), (2, 9, 7)))
+    a, b = Tensor(x, device), Tensor(y, device)
+    before = device.counters.dispatches
+    got = F.matmul(a.permute(0, 2, 1), b.permute(0, 2, 1)).numpy()
+    assert device.counters.dispatches == before + 1
+    want = x.astype(np.float64).swapaxes(1, 2) @ y.astype(np.float64).swapaxes(1, 2)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_other_views_are_copied_first(device, rng):
+    x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((8, 10), (5, 6)))
+    got = F.matmul(Tensor(x, device)[::2, 5:], Tensor(y, device)).numpy()
+    np.testing.assert_allclose(got, x[::2, 5:].astype(np.float64) @ y, rtol=1e-5, atol=1e-5)
+
+
+def test_empty_sum_gives_zeros(device):  # CASES 7: (2,0)@(0,3) -> zeros (2,3)
+    got = (Tensor(np.zeros((2, 0), np.float32), device) @ Tensor(np.zeros((0, 3), np.float32), device)).numpy()
+    np.testing.assert_array_equal(got, np.zeros((2, 3), np.float32))
+
+
+def test_small_integers_are_exact_and_repeat(device):  # CASES 13
+    i = np.arange(32)
+    a, b = ((i[:, None] + i) % 3).astype(np.float32), ((i[:, None] * i) % 5).astype(np.float32)
+    first = (Tensor(a, device) @ Tensor(b, device)).numpy()
+    assert (first[0, 1], first[31, 31], first.sum()) == (61.0, 62.0, 50_013.0)
+    np.testing.assert_array_equal((Tensor(a, device) @ Tensor(b, device)).numpy(), first)
+
+
+def test_long_f16_sums_are_f32(device):
+    if not device.caps.f16:
+        pytest.skip("the device has no f16")
+    a, b = np.ones((1, 4096), np.float16), np.full((4096, 1), 0.25, np.float16)
+    got = (Tensor(a, device) @ Tensor(b, device)).numpy()
+    assert got.dtype == np.float16 and got[0, 0] == 1024.0
+
+
+def test_software_drivers_get_their_own_kernel(device):
+    for m, n in ((1, 1), (16, 4096), (17, 17), (4096, 4096)):
+        serial = variant(device.caps, 1, m, n).path == "matmul/gemm_serial.wgsl"
+        assert serial == (device.caps.kind == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("specs", "error", "text"),
+    [
+        ([Spec((2, 3)), Spec((4, 5))], ShapeError, "the first needs as many columns as the second has rows"),
+        ([Spec((2, 3)), Spec((3, 5), "f16")], TypeError, "operands are f32 and f16"),
+        ([Spec((2, 3), "i32"), Spec((3, 5), "i32")], TypeError, "expected both f32 or both f16"),
+        ([Spec((2, 4, 3)), Spec((3, 3, 5))], ShapeError, "batch axes [2] and [3] do not broadcast"),
+    ],
+)
+def test_errors_name_the_shapes(specs, error, text):
+    with pytest.raises(error) as caught:
+        MatMul().infer(*specs)
+    assert text in str(caught.value)
+
+
+def test_scalars_are_refused(device):
+    with pytest.raises(ShapeError, match="both need an axis"):
+        F.matmul(Tensor(np.float32(1.0), device), Tensor(np.ones(3, np.float32), device))
