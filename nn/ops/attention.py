@@ -18,7 +18,7 @@ FLOATS = ("f32", "f16")
 MAX_HEAD = 256  # features a head
 TILE_ROWS = 64  # query rows a workgroup of tile.wgsl
 NARROW_ROWS = 4  # (query row, head) pairs a workgroup of narrow.wgsl at most
-DECODE_ROWS = 8  # up to this many query rows decode.wgsl is used
+DECODE_ROWS = 128  # up to this many query rows decode.wgsl is used: on an H200 it is faster up to there
 
 
 def scaled_dot_product_attention(
@@ -319,7 +319,8 @@ def record_attention(
     constants = {"D": d}
     grid = (heads, q_len, batch)
     if variant == "tile":
-        grid = (-(-q_len // TILE_ROWS), heads, batch)
+        constants["CHUNKS"] = 2 if d <= 128 else 4  # of 32 features each
+        grid = (-(-q_len // TILE_ROWS), heads * -(-d // (32 * constants["CHUNKS"])), batch)
     elif variant == "narrow":
         pairs = q_len * (heads // kv_heads)
         constants["ROWS"] = -(-pairs // -(-pairs // NARROW_ROWS))  # 5 pairs: 3 and 2

@@ -32,7 +32,7 @@ fn attention_narrow(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocat
   var q_base: array<u32, ROWS>;
   var sees: array<vec2<u32>, ROWS>;
   for (var r = 0u; r < ROWS; r++) {
-    let pair = min(first + r, pairs - 1u);             // past the last: computed like it, not stored
+    let pair = min(first + r, pairs - 1u);             // past the last: that one once more, to the same place
     row[r] = pair / p.group;
     head[r] = wg.y * p.group + pair % p.group;
     q_base[r] = batch * p.q_batch + head[r] * p.q_head + row[r] * p.q_row;
@@ -112,9 +112,7 @@ fn attention_narrow(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocat
   for (var n = 0u; n < 8u; n++) { all += tops[n]; }
   let inverse = select(vec4<f32>(0.0), 1.0 / all, all != vec4<f32>(0.0));   // NaN stays NaN
   for (var r = 0u; r < ROWS; r++) {
-    if (first + r < pairs) {
-      let out_base = batch * p.out_batch + head[r] * p.out_head + row[r] * p.out_row;
-      for (var d = lane; d < p.quads; d += 8u) { store_out(out_base, d, sums[r * D4 + d] * inverse[r]); }
-    }
+    let out_base = batch * p.out_batch + head[r] * p.out_head + row[r] * p.out_row;
+    for (var d = lane; d < p.quads; d += 8u) { store_out(out_base, d, sums[r * D4 + d] * inverse[r]); }
   }
 }

@@ -1,7 +1,8 @@
 // Flash attention forward, tiled, for many query rows on a GPU (Dao 2023, arXiv:2307.08691, algorithm 1, without dropout).
 //   out[b,h,i] = sum_j softmax_j(masked(capped(scale * q[b,h,i].k[b,h/group,j]))) v[b,h/group,j]
 // Keys come in tiles; the running maximum m and sum l of each row rescale what was summed before. Rows that see no key give 0.
-// Grid: (ceil(q_len / ROWS), heads, batch). q, out: rows of Elem; k, v: rows of KV; strides in Params. All sums are f32.
+// Grid: (ceil(q_len / ROWS), heads * SLICES, batch): wide heads are cut into slices of the output, each with its own copy of
+// the scores, since an invocation's sums have to fit its registers. q, out: rows of Elem; k, v: rows of KV; strides in Params. All sums are f32.
 // An invocation owns rows r, r+16, r+32, r+48 of the tile: their scores of keys 4c..4c+3, and of their outputs the features
 // 4c..4c+3 of each chunk of 32. m and l are kept alike by the 8 invocations of a row. 13.5 KiB of workgroup memory, read and
 // written in whole vec4s (a store to one component may touch its neighbours).
@@ -11,7 +12,8 @@
 // include attention/mask_none.wgsl as mask
 const ROWS: u32 = 64u;                  // query rows a tile
 const KEYS: u32 = 32u;                  // keys a tile
-const CHUNKS: u32 = (D4 + 7u) / 8u;     // features are staged 32 at a time
+const CHUNKS: u32 = 4u;                 // chunks of 32 features a slice
+const SLICES: u32 = (D4 + 8u * CHUNKS - 1u) / (8u * CHUNKS);
 const STRIDE: u32 = 9u;                 // vec4s a staged row: 8, and one so that rows start in different banks
 const LANES: u32 = 128u;
 var<workgroup> left: array<vec4<f32>, 576>;    // ROWS x STRIDE: a chunk of q, then the scores, then the probabilities
@@ -19,7 +21,8 @@ var<workgroup> right: array<vec4<f32>, 288>;   // KEYS x STRIDE: a chunk of k, t
 
 @compute @workgroup_size(128)
 fn attention_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-  let head = wg.y;
+  let head = wg.y / SLICES;
+  let slice = wg.y % SLICES * CHUNKS * 8u;             // its first group of four features
   let batch = wg.z;
   let first = wg.x * ROWS;
   let q_base = batch * p.q_batch + head * p.q_head;
@@ -53,8 +56,7 @@ fn attention_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocatio
     // Scores: s[own row][own key].
     var s: array<vec4<f32>, 4>;
     for (var i = 0u; i < 4u; i++) { s[i] = vec4<f32>(0.0); }
-    for (var chunk = 0u; chunk < CHUNKS; chunk++) {
-      let d0 = chunk * 8u;
+    for (var d0 = 0u; d0 < p.quads; d0 += 8u) {
       for (var n = lane; n < ROWS * 8u; n += LANES) {
         let row = first + n / 8u;
         let d = d0 + n % 8u;
@@ -110,7 +112,7 @@ fn attention_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocatio
     // Outputs. The first barrier below also makes the probabilities visible.
     total *= fade;
     for (var chunk = 0u; chunk < CHUNKS; chunk++) {
-      let d0 = chunk * 8u;
+      let d0 = slice + chunk * 8u;
       for (var n = lane; n < KEYS * 8u; n += LANES) {
         let key = key0 + n / 8u;
         let d = d0 + n % 8u;
@@ -140,7 +142,7 @@ fn attention_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocatio
     if (row < p.q_len) {
       let inverse = select(0.0, 1.0 / total[i], total[i] != 0.0);     // NaN stays NaN
       for (var chunk = 0u; chunk < CHUNKS; chunk++) {
-        let d = chunk * 8u + c;
+        let d = slice + chunk * 8u + c;
         if (d < D4) { store_out(batch * p.out_batch + head * p.out_head + row * p.out_row, d, sum[chunk][i] * inverse); }
       }
     }
