@@ -251,7 +251,7 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(child)
-        self.shown = ""  # everything so far
+        self._raw, self.shown = b"", ""  # everything so far
         self._at = 0  # where `expect` goes on
 
     def __enter__(self) -> Terminal:
@@ -289,7 +289,10 @@ class Terminal:
             data = os.read(self.fd, 65536)
         except OSError:  # the other end is closed
             return False
-        self.shown += re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", data.decode(errors="replace")).replace("\r\n", "\n")
+        self._raw += data
+        # without colours, cursor movements, and the marks around the reading of a line, which come with a return
+        text = re.sub(r"\x1b\[\?2004l\r|\x1b\[[?\d;]*[a-zA-Z]", "", self._raw.decode(errors="replace"))
+        self.shown = text.replace("\r\n", "\n")
         return bool(data)
 
 
@@ -338,12 +341,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(endless):
         terminal.expect(r"\[[\d.]+ tokens/s, stopped\]\n> ", 10)
         said = terminal.shown.count("four")
         terminal.send("/set max_tokens 3\nAgain\n")  # the next prompt works, on top of what was said
-        terminal.expect(r" one two three\n\[[\d.]+ tokens/s, max_tokens\]")
+        terminal.expect(r" one two three\n\[[\d.]+ tokens/s, max_tokens\]\n> ")
         terminal.send("/stats\n")
         cached = int(re.search(r"(\d+) cached", terminal.expect(r"\d+ cached"))[1])
         assert cached > 4 * said - 10
         terminal.expect("> ")
-        terminal.send("not sent\x03")
+        terminal.send("not sent")
+        terminal.expect("not sent")  # a Ctrl-C before the line editor has taken over is lost
+        terminal.send("\x03")
         terminal.expect("Ctrl-D or /quit leaves\n> ")
         terminal.send("\x04")
         assert terminal.end() == 0
