@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu import LimitExceeded
 from nn.check.base import Case, Outcome
 from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array, Op
@@ -27,7 +28,7 @@ from nn.ops.linear import (
     multiply,
     row_variant,
 )
-from nn.quant import FORMATS, dequantize, format_of
+from nn.quant import FORMATS, Weight, dequantize, format_of
 
 if TYPE_CHECKING:
     from gpu import Buffer, Device
@@ -217,12 +218,23 @@ def _qkv(
         if "bias" in entry:
             qkv, more["bias"] = qkv + bias, device.upload(bias)
         record = device.recorder()
+        if len(buffers) + len(more) + 1 > device.caps.max_storage_buffers:  # the operation takes two dispatches there
+            yield Outcome(_refused(device, chosen, entry, weight), np.array(True), label="refused, too many buffers")
+            return
         multiply(
             record, chosen, entry, weight, tokens=t, out_cols=case.heads * case.head_dim, eps=EPS, sizes=case.sizes(),
             constants={"INTERLEAVED": int(interleaved)}, types={"KV": cache}, subgroups=subgroups, **buffers, **more,
         )  # fmt: skip
         record.submit()
         yield from case.outcomes(device, buffers, case.truth(qkv), atol)
+
+
+def _refused(device: Device, chosen: Variant, entry: str, weight: Weight) -> np.ndarray:
+    try:
+        device.kernel(chosen.path, entry, constants=dict(chosen.constants), parts={"format": weight.shader})
+    except LimitExceeded:
+        return np.array(True)
+    return np.array(False)
 
 
 def _rope_cache(
