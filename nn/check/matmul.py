@@ -90,7 +90,8 @@ def _variants() -> list[tuple[str, Variant]]:
         ("tile 32x32x32", tiled_variant(2, 2)),
         ("tile 16x64x32", tiled_variant(1, 4)),
         ("serial 4x32", serial_variant(4, 4)),
-        ("serial 1x32", serial_variant(1, 4)),
+        ("serial 8x64", serial_variant(8, 8)),
+        ("serial 1x64", serial_variant(1, 8)),
     ]
 
 

@@ -110,7 +110,9 @@ def serial_variant(rows: int, cols: int, group: int = 8) -> Variant:
 def variant(caps: Capabilities, batches: int, m: int, n: int) -> Variant:
     """The kernel for this device and size: large tiles where enough of them are left to fill a GPU."""
     if caps.kind == "cpu":
-        return serial_variant(1, 4) if m == 1 else serial_variant(4, 4)
+        if m == 1:
+            return serial_variant(1, 8)
+        return serial_variant(8, 8) if m >= 32 and n >= 128 else serial_variant(4, 4)
     large = tiled_variant(4, 4)
     if m <= 16:
         return tiled_variant(1, 4)
