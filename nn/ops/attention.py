@@ -18,7 +18,7 @@ FLOATS = ("f32", "f16")
 MAX_HEAD = 256  # features a head
 TILE_ROWS = 64  # query rows a workgroup of tile.wgsl
 NARROW_ROWS = 4  # (query row, head) pairs a workgroup of narrow.wgsl at most
-DECODE_ROWS = 128  # up to this many query rows decode.wgsl is used: on an H200 it is faster up to there
+DECODE_ROWS = 256  # up to this many query rows decode.wgsl is used: on an H200 it is faster up to there
 
 
 def scaled_dot_product_attention(
