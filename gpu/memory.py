@@ -195,28 +195,32 @@ class Memory:
         self._free[capacity, uniform].append(raw)
 
     def check_canaries(self) -> None:
-        """Raise if any kernel wrote behind a buffer. Only with Device.open(canary=True), which tests use."""
+        """Raise if any kernel wrote behind a buffer. Only with Device.open(canary=True), which checks and tests use."""
         self._check_quarantine()
-        for buffer in list(self._live):
-            if not buffer.released:
-                self._check_tail(buffer.raw, whole_words(buffer.nbytes), buffer.nbytes)
+        live = [buffer for buffer in list(self._live) if not buffer.released]
+        self._check_tails([(buffer.raw, whole_words(buffer.nbytes), buffer.nbytes) for buffer in live])
         if self.damaged:
             damaged, self.damaged = self.damaged, []
             raise GpuError("a kernel wrote behind the end of its buffer: " + "; ".join(damaged))
 
     def _check_quarantine(self) -> None:
         quarantine, self._quarantine = self._quarantine, []
-        for raw, capacity, padded, nbytes in quarantine:
-            self._check_tail(raw, padded, nbytes)
+        self._check_tails([(raw, padded, nbytes) for raw, _, padded, nbytes in quarantine])
+        for raw, capacity, _, _ in quarantine:
             self.device.counters.bytes_pooled += capacity
             self._free[capacity, False].append(raw)
 
-    def _check_tail(self, raw: Any, padded: int, nbytes: int) -> None:
-        tail = np.frombuffer(self.read_raw(raw, padded, CANARY_BYTES), np.uint32)
-        if (tail != CANARY_WORD).any():
-            first = int(np.flatnonzero(tail != CANARY_WORD)[0])
+    def _check_tails(self, places: list[tuple[Any, int, int]]) -> None:
+        """Read the canaries at (driver's buffer, offset, size asked for) in one submit and note the damaged ones."""
+        if not places:
+            return
+        copies = [(raw, padded, CANARY_BYTES) for raw, padded, _ in places]
+        tails = np.frombuffer(self._start_copies(copies).result(), np.uint32).reshape(len(places), -1)
+        for i in np.flatnonzero((tails != CANARY_WORD).any(1)):
+            first = int(np.flatnonzero(tails[i] != CANARY_WORD)[0])
+            _, padded, nbytes = places[i]
             self.damaged.append(
-                f"{nbytes} bytes asked for, byte {padded + 4 * first} overwritten with {tail[first]:#010x}"
+                f"{nbytes} bytes asked for, byte {padded + 4 * first} overwritten with {tails[i, first]:#010x}"
             )
 
     def trim(self) -> int:
@@ -267,12 +271,19 @@ class Memory:
         return self._start_read(raw, offset, nbytes).result()
 
     def _start_read(self, raw: Any, offset: int, nbytes: int) -> Pending:
+        return self._start_copies([(raw, offset, nbytes)])
+
+    def _start_copies(self, places: Sequence[tuple[Any, int, int]]) -> Pending:
+        """Read (driver's buffer, offset, bytes) one after another; all but the last are whole words."""
         device = self.device
         device.require_open()
+        nbytes = sum(size for _, _, size in places)
         with device.backend.errors(f"read {nbytes:,} bytes"):
             staging = self.staging(nbytes)
-            encoder = device.raw.create_command_encoder()
-            encoder.copy_buffer_to_buffer(raw, offset, staging.raw, 0, staging.padded)
+            encoder, at = device.raw.create_command_encoder(), 0
+            for raw, offset, size in places:
+                encoder.copy_buffer_to_buffer(raw, offset, staging.raw, at, whole_words(size))
+                at += size
             submission = device.backend.submit(device.raw, encoder.finish())
             device.counters.submits += 1
             self._unsubmitted = 0
