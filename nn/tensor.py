@@ -16,7 +16,6 @@ from nn.ops.base import DTYPES, Array, Op, ShapeError, Spec
 from nn.quant.weight import Weight
 
 if TYPE_CHECKING:
-    import builtins
     from collections.abc import Iterator, Sequence
 
     from gpu import Device
@@ -209,8 +208,6 @@ class Tensor:
         return elementwise.pow(other, self)
 
     def __matmul__(self, other: Tensor) -> Tensor:
-        from nn.ops import matmul
-
         return matmul.matmul(self, other)
 
     def __neg__(self) -> Tensor:
@@ -314,17 +311,7 @@ class Tensor:
         """self where condition is true, else other."""
         return elementwise.where(condition, self, other)
 
-    def softmax(self, dim: builtins.int, *, dtype: str | None = None) -> Tensor:
-        from nn.ops.softmax import softmax
-
-        return softmax(self, dim, dtype=dtype)
-
-    def log_softmax(self, dim: builtins.int, *, dtype: str | None = None) -> Tensor:
-        from nn.ops.softmax import log_softmax
-
-        return log_softmax(self, dim, dtype=dtype)
-
-    if TYPE_CHECKING:  # set below from the modules' __all__
+    if TYPE_CHECKING:  # set by the modules themselves, see add_methods
         from nn.ops.elementwise import abs as abs
         from nn.ops.elementwise import add as add
         from nn.ops.elementwise import (
@@ -379,6 +366,7 @@ class Tensor:
             trunc,
         )
         from nn.ops.elementwise import div as div
+        from nn.ops.matmul import matmul
         from nn.ops.movement import (
             chunk,
             clone,
@@ -397,6 +385,7 @@ class Tensor:
             unsqueeze,
         )
         from nn.ops.reduce import all, amax, amin, any, argmax, argmin, logsumexp, max, mean, min, prod, std, sum, var
+        from nn.ops.softmax import log_softmax, softmax
 
 
 Operand = Tensor | bool | int | float
@@ -520,13 +509,17 @@ def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
     return tuple(out)
 
 
-from nn.ops import elementwise, movement, reduce  # noqa: E402  (they are written with Tensor and apply)
+def add_methods(module: dict[str, Any]) -> None:
+    """Make methods of a module's public functions whose first argument is `input`, where Tensor has none of that name.
 
-for module in (elementwise, reduce, movement):  # functions of a first argument `input` are methods too
-    for name in module.__all__:
-        function = getattr(module, name)
+    Called at the end of a module, so that it does not matter which module is imported first.
+    """
+    for name in module["__all__"]:
+        function = module[name]
         if function.__code__.co_varnames[:1] == ("input",) and name not in Tensor.__dict__:
             setattr(Tensor, name, function)
-del module, name, function
+
+
+from nn.ops import elementwise, matmul, movement, reduce, softmax  # noqa: E402, F401  (written with Tensor and apply)
 
 __all__ = ["Tensor", "apply", "realize"]

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,27 @@ def test_imports_point_one_way():
                 wrong.append(f"{path}:{line}: {module} is imported in gpu/ only")
     assert seen > 300  # the walk did see imports
     assert not wrong, "\n".join(wrong)
+
+
+EVERY_MODULE_FIRST = """
+import importlib, pkgutil, sys, traceback
+import nn
+names = [info.name for info in pkgutil.walk_packages(nn.__path__, "nn.")]
+assert len(names) > 60
+for name in names:
+    for loaded in [m for m in sys.modules if m.split(".")[0] == "nn"]:
+        del sys.modules[loaded]
+    try:
+        importlib.import_module(name)
+    except Exception:
+        print(name, traceback.format_exc(limit=-1))
+"""
+
+
+def test_every_module_can_be_imported_first():
+    """No module needs another one imported before it, although nn.tensor and nn.ops are written with each other."""
+    done = subprocess.run([sys.executable, "-c", EVERY_MODULE_FIRST], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("", 0), done.stdout + done.stderr
 
 
 def test_the_product_needs_no_oracle():

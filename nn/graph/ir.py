@@ -21,7 +21,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from nn.quant.weight import Weight
 
 COMPUTE = ("f32", "f16", "i32", "u32", "bool")  # dtypes the fuser computes with; u8 and bf16 are storage for kernels
-FLOATS = ("f32", "f16")
 INTEGERS = ("i32", "u32")
 
 

@@ -178,19 +178,13 @@ def cast_scalar(value: Any, dtype: str) -> Any:
 
 
 def fold_transposes(node: Node) -> Node | None:
-    """Drop a Permute that swaps the last two axes of an operand which the kernel can read transposed.
-
-    Such a kernel has `fold_transpose(position)`: the operation for that operand given untransposed, or None.
-    """
-    hook = getattr(node.op, "fold_transpose", None)
-    if hook is None:
-        return None
+    """Drop a Permute that swaps the last two axes of an operand which the kernel can read transposed."""
     for i, x in enumerate(node.inputs):
         if x.value is None and isinstance(x.op, Permute) and len(x.op.axes) >= 2:
             *front, a, b = x.op.axes
             n = len(x.op.axes)
             if front == list(range(n - 2)) and (a, b) == (n - 1, n - 2):
-                op = hook(i)
+                op = node.op.fold_transpose(i)
                 if op is not None:
                     return Node(op, (*node.inputs[:i], x.inputs[0], *node.inputs[i + 1 :]), node.specs)
     return None

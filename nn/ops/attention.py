@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec, check_step
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 Variant = Literal["tile", "decode", "narrow"]
 VARIANTS: tuple[Variant, ...] = ("tile", "decode", "narrow")  # files of shaders/attention/
-FLOATS = ("f32", "f16")
 MAX_HEAD = 256  # features a head
 TILE_ROWS = 64  # query rows a workgroup of tile.wgsl
 NARROW_ROWS = 4  # (query row, head) pairs a workgroup of narrow.wgsl at most
@@ -222,10 +221,7 @@ class CachedAttention(Op):
             raise ShapeError(
                 f"{name}: k_cache has shape {k.shape}, v_cache {v.shape}; expected both (context, {self.kv_heads}, {d})"
             )
-        if step.dtype != "u32" or step.size != 4:
-            raise ShapeError(
-                f"{name}: step is {step.shape} {step.dtype}; expected (4,) u32: position, tokens, seed, draw"
-            )
+        check_step(name, step)
         return q
 
     def lower(self, record: Recorder, q: Array, k: Array, v: Array, step: Array, out: Array) -> None:

@@ -24,6 +24,8 @@ DTYPES: dict[str, tuple[int, Any]] = {
     "u8": (1, np.uint8),
     "bool": (4, np.uint32),
 }
+FLOATS = ("f32", "f16")  # those that kernels compute with
+STEP_SHAPE = (4,)  # of struct Step in the shaders: position, tokens, seed, draw; u32
 
 
 class ShapeError(ValueError):
@@ -73,6 +75,12 @@ class Array:
         return math.prod(self.shape[:-1])
 
 
+def check_step(name: str, step: Spec) -> None:
+    """Raise ShapeError unless `step` is the state of a step, as every operation around the KV cache reads it."""
+    if step != Spec(STEP_SHAPE, "u32"):
+        raise ShapeError(f"{name}: step is {step.dtype} {step.shape}; expected u32 (4,): position, tokens, seed, draw")
+
+
 class Op:
     """Base of every operation. Subclasses are frozen dataclasses whose fields are the options.
 
@@ -85,6 +93,10 @@ class Op:
     def infer(self, *inputs: Spec) -> Spec | tuple[Spec, ...]:
         """The result's spec (or specs) for operands of these specs. Raises ShapeError."""
         raise NotImplementedError
+
+    def fold_transpose(self, position: int) -> Op | None:
+        """The operation that reads operand `position` with its last two axes swapped, or None if there is none."""
+        return None
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         """Record the dispatches. `arrays`: the operands, then the results, as Array (or Weight for block formats)."""

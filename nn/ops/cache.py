@@ -6,28 +6,29 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec, check_step
+from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
     from gpu import Recorder
-    from nn.tensor import Tensor
 
 SHADER = "cache/cache.wgsl"
-STEP = Spec((4,), "u32")
 _SIZES = dict.fromkeys(("rows", "cols", "q_cols", "kv_cols", "context", "last"), 0)
 
 
 def step_positions(step: Tensor, *, rows: int, limit: int) -> Tensor:
-    """Positions of the rows of a chunk: (rows,) u32, step.position + t, at most limit - 1. step: (4,) u32."""
-    from nn.tensor import apply
+    """Positions of the rows of a chunk: (rows,) u32, step.position + t, at most limit - 1.
 
+    step: (4,) u32: position, tokens, seed, draw. Raises ShapeError.
+    """
     return apply(StepPositions(rows, limit), step)
 
 
 def last_row(x: Tensor, step: Tensor) -> Tensor:
-    """Row step.tokens - 1 of x: (T, C) f32 -> (1, C) f32, the only one whose logits a prompt needs. step: (4,) u32."""
-    from nn.tensor import apply
+    """Row step.tokens - 1 of x: (T, C) f32 -> (1, C) f32, the only one whose logits a prompt needs.
 
+    step: (4,) u32: position, tokens, seed, draw. Raises ShapeError.
+    """
     return apply(LastRow(), x, step)
 
 
@@ -41,14 +42,7 @@ def store_qkv(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, step: Tensor) -> Te
     Returns: (T, H * D) f32.
     Raises: ShapeError.
     """
-    from nn.tensor import apply
-
     return apply(StoreQKV(), qkv, k_cache, v_cache, step)
-
-
-def _check_step(name: str, step: Spec) -> None:
-    if step != STEP:
-        raise ShapeError(f"{name}: step is {step.dtype} {step.shape}; expected u32 (4,): position, tokens, seed, draw")
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class StepPositions(Op):
     limit: int
 
     def infer(self, *inputs: Spec) -> Spec:
-        _check_step("step_positions", inputs[0])
+        check_step("step_positions", inputs[0])
         return Spec((self.rows,), "u32")
 
     def lower(self, record: Recorder, *arrays: Array) -> None:
@@ -71,7 +65,7 @@ class StepPositions(Op):
 class LastRow(Op):
     def infer(self, *inputs: Spec) -> Spec:
         x, step = inputs
-        _check_step("last_row", step)
+        check_step("last_row", step)
         if len(x.shape) != 2 or x.dtype != "f32" or 0 in x.shape:
             raise ShapeError(f"last_row: x is {x.dtype} {x.shape}; expected f32 (T, C)")
         return Spec((1, x.shape[1]), "f32")
@@ -89,9 +83,9 @@ class StoreQKV(Op):
 
     def infer(self, *inputs: Spec) -> Spec:
         qkv, k_cache, v_cache, step = inputs
-        _check_step("store_qkv", step)
+        check_step("store_qkv", step)
         kv = math.prod(k_cache.shape[1:])
-        if k_cache != v_cache or len(k_cache.shape) != 3 or k_cache.dtype not in ("f32", "f16"):
+        if k_cache != v_cache or len(k_cache.shape) != 3 or k_cache.dtype not in FLOATS:
             raise ShapeError(
                 f"store_qkv: k_cache is {k_cache.dtype} {k_cache.shape}, v_cache {v_cache.dtype} {v_cache.shape}; "
                 "expected two alike (context, kv_heads, head_dim), f32 or f16"

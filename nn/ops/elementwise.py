@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.graph.ir import COMPUTE, FLOATS, INTEGERS, Cast, Expand, Map, constant
-from nn.tensor import Tensor, apply, broadcast_shapes
+from nn.tensor import Tensor, add_methods, apply, broadcast_shapes
 
 if TYPE_CHECKING:
     from nn.tensor import Operand
@@ -488,3 +488,4 @@ __all__ = [
     "neg", "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "softplus",
     "sqrt", "square", "sub", "tan", "tanh", "trunc", "where",
 ]  # fmt: skip
+add_methods(globals())

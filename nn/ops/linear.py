@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec, check_step
 from nn.ops.norm import record_rms_norm
 from nn.quant.formats import FORMATS, format_of
 from nn.quant.repack import BLOCK
 from nn.quant.weight import Weight
+from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu import Buffer, Recorder
     from gpu.device import Capabilities
-    from nn.tensor import Tensor
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 _ROW, _GEMV, _GEMM = "matmul/row.wgsl", "matmul/gemv.wgsl", "matmul/gemm_weight.wgsl"
@@ -40,8 +40,6 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, *, residual: Tensor
     w: a weight in any storage format, or a dense f32, f16 or bf16 tensor with K a multiple of 32.
     Raises: ShapeError where the shapes do not fit, TypeError for an x that is not f32.
     """
-    from nn.tensor import apply
-
     more = [t for t in (bias, residual) if t is not None]
     return apply(Linear(bias=bias is not None, residual=residual is not None), x, w, *more)
 
@@ -52,8 +50,6 @@ def norm_linear(x: Tensor, norm_weight: Tensor, w: Tensor, *, eps: float) -> Ten
     rms_norm(x) = x / sqrt(mean(x^2) + eps) * norm_weight (Zhang & Sennrich 2019, arXiv:1910.07467).
     Raises: ShapeError, TypeError as `linear`; ValueError if eps is negative.
     """
-    from nn.tensor import apply
-
     return apply(NormLinear(eps=float(eps)), x, norm_weight, w)
 
 
@@ -68,8 +64,6 @@ def gated_mlp(x: Tensor, norm_weight: Tensor, w_gate_up: Tensor, *, eps: float, 
     Source: Shazeer 2020, arXiv:2002.05202.
     Raises: ShapeError, TypeError as `linear`; ValueError for another activation or a negative eps.
     """
-    from nn.tensor import apply
-
     return apply(GatedMLP(eps=float(eps), activation=activation), x, norm_weight, w_gate_up)
 
 
@@ -102,8 +96,6 @@ def qkv_rope(
     Returns: q (T, H * D) f32, rotated.
     Raises: ShapeError, TypeError as `linear`; ValueError for a negative eps.
     """
-    from nn.tensor import apply
-
     if (q_norm is None) != (k_norm is None):
         raise ValueError("qkv_rope: q_norm and k_norm go together; pass both or neither")
     weights = w if isinstance(w, tuple) else (w,)
@@ -317,7 +309,7 @@ class QKVRope(Op):
         _check_norm(name, x, gain, self.eps)
         if len(x.shape) != 2:
             raise ShapeError(f"{name}: x has shape {x.shape}; expected (T, K), the rows of one sequence")
-        cached = k_cache.dtype in ("f32", "f16") and len(k_cache.shape) == 3 and k_cache.shape[2] % 2 == 0
+        cached = k_cache.dtype in FLOATS and len(k_cache.shape) == 3 and k_cache.shape[2] % 2 == 0
         if not cached or k_cache != v_cache:
             raise ShapeError(
                 f"{name}: k_cache is {k_cache.dtype} {k_cache.shape}, v_cache {v_cache.dtype} {v_cache.shape}; wanted "
@@ -328,10 +320,7 @@ class QKVRope(Op):
             raise ShapeError(
                 f"{name}: rope is {rope.dtype} {rope.shape}; expected f32 (positions, R/2, 2), R <= {head_dim}"
             )
-        if step != Spec((4,), "u32"):
-            raise ShapeError(
-                f"{name}: step is {step.dtype} {step.shape}; expected u32 (4,): position, tokens, seed, draw"
-            )
+        check_step(name, step)
         rows = [_weight_rows(name, x, w) for w in more[: self.weights]]
         q_rows = sum(rows) - 2 * kv_heads * head_dim
         if q_rows <= 0 or q_rows % head_dim or (self.weights == 3 and rows[1:] != [kv_heads * head_dim] * 2):

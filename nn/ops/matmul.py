@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
+from nn.tensor import Tensor, add_methods, apply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu import Recorder
     from gpu.device import Capabilities
-    from nn.tensor import Tensor
 
 _FILL = 128  # workgroups that keep a large GPU busy
 
@@ -25,31 +25,16 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     (K,) x (K,) -> (). Both f32 or both f16; sums are f32. A transposed operand is read in place.
     Raises: ShapeError where the shapes do not fit or an operand has no axes, TypeError where the dtypes differ.
     """
-    from nn.tensor import apply
-
     if not input.ndim or not other.ndim:
         raise ShapeError(
             f"matmul: shapes {list(input.shape)} and {list(other.shape)}; both need an axis, use * for scalars"
         )
     a = input.reshape(1, input.shape[0]) if input.ndim == 1 else input
     b = other.reshape(other.shape[0], 1) if other.ndim == 1 else other
-    a, trans_a = _untransposed(a)
-    b, trans_b = _untransposed(b)
-    out = apply(MatMul(trans_a=trans_a, trans_b=trans_b), a, b)
+    out = apply(MatMul(), a, b)
     if input.ndim == 1:
         out = out.reshape(*out.shape[:-2], out.shape[-1])
     return out.reshape(*out.shape[:-1]) if other.ndim == 1 else out
-
-
-def _untransposed(x: Tensor) -> tuple[Tensor, bool]:
-    """x, or what it is a lazy transposition of (the last two axes swapped), and whether it is one."""
-    from nn.graph.ir import Permute
-    from nn.tensor import Tensor
-
-    node, swapped = x.node, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
-    if node.value is None and isinstance(node.op, Permute) and node.op.axes == swapped:
-        return Tensor(node.inputs[0], x.device), True
-    return x, False
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class MatMul(Op):
 
     def infer(self, *inputs: Spec) -> Spec:
         a, b, *rest = inputs
-        if a.dtype != b.dtype or a.dtype not in ("f32", "f16"):
+        if a.dtype != b.dtype or a.dtype not in FLOATS:
             raise TypeError(
                 f"matmul: operands are {a.dtype} and {b.dtype}; expected both f32 or both f16; convert with .to(...)"
             )
@@ -78,6 +63,11 @@ class MatMul(Op):
         if self.bias and rest[0] != Spec((n,), a.dtype):
             raise ShapeError(f"matmul: bias is {rest[0].dtype} {list(rest[0].shape)}; expected {a.dtype} [{n}]")
         return Spec((*_broadcast(a.shape[:-2], b.shape[:-2]), m, n), a.dtype)
+
+    def fold_transpose(self, position: int) -> MatMul | None:
+        if position == 0:
+            return replace(self, trans_a=not self.trans_a)
+        return replace(self, trans_b=not self.trans_b) if position == 1 else None
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         a, b, *bias, out = arrays
@@ -204,3 +194,4 @@ def _offsets(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
 
 
 __all__ = ["matmul"]
+add_methods(globals())

@@ -15,7 +15,7 @@ import numpy as np
 from nn.graph.ir import Cat, Contiguous, Expand, Permute, Reshape, Slice
 from nn.ops import elementwise
 from nn.ops.base import ShapeError
-from nn.tensor import Tensor, apply, axis_of, broadcast_shapes, sizes
+from nn.tensor import Tensor, add_methods, apply, axis_of, broadcast_shapes, sizes
 
 
 def reshape(input: Tensor, shape: Sequence[int]) -> Tensor:
@@ -279,3 +279,4 @@ __all__ = [
     "pad", "permute", "repeat", "reshape", "split", "squeeze", "stack", "transpose", "tril", "triu", "unflatten",
     "unsqueeze",
 ]  # fmt: skip
+add_methods(globals())

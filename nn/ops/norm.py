@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
+from nn.ops.rows import record_rows
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
-    from gpu import Recorder
+    from gpu import Buffer, Recorder
 
-FLOATS = ("f32", "f16")
 EPSILON = {"f32": 2.0**-23, "f16": 2.0**-10}  # torch's default eps of rms_norm: the dtype's machine epsilon
 
 
@@ -145,27 +144,13 @@ def record_rms_norm(
     serial: bool | None = None,
     subgroups: bool | None = None,
 ) -> None:
-    """One dispatch of shaders/norm/rms_norm*.wgsl. `residual` needs `gain`. serial: a row an invocation; None: this
-    device's better one."""
+    """One dispatch of shaders/norm/rms_norm*.wgsl. `residual` needs `gain`. serial: as in record_rows."""
     entry = "rms_norm" if gain is None else "rms_norm_gain" if residual is None else "add_rms_norm"
-    buffers = {} if gain is None else {"gain": gain.buffer}
-    if residual is not None:
-        buffers["residual"] = residual.buffer
-    types = {"Elem": x.dtype} if gain is None else {"Elem": x.dtype, "Gain": gain.dtype}
+    types = {} if gain is None else {"Gain": gain.dtype}
     record_rows(
-        record,
-        "norm/rms_norm",
-        entry,
-        rows=math.prod(x.shape[: len(x.shape) - axes]),
-        cols=math.prod(x.shape[len(x.shape) - axes :]),
-        types=types,
-        serial=serial,
-        subgroups=subgroups,
-        x=x.buffer,
-        out=out.buffer,
-        eps=eps,
-        **buffers,
-    )
+        record, "norm/rms_norm", entry, x, out, axes=axes, types=types, serial=serial, subgroups=subgroups, eps=eps,
+        **_buffers(gain=gain, residual=residual),
+    )  # fmt: skip
 
 
 def record_layer_norm(
@@ -180,51 +165,17 @@ def record_layer_norm(
     serial: bool | None = None,
     subgroups: bool | None = None,
 ) -> None:
-    """One dispatch of shaders/norm/layer_norm*.wgsl. `bias` needs `weight`. serial: as in record_rms_norm."""
+    """One dispatch of shaders/norm/layer_norm*.wgsl. `bias` needs `weight`. serial: as in record_rows."""
     entry = "layer_norm" if weight is None else "layer_norm_weight" if bias is None else "layer_norm_affine"
-    buffers = {} if weight is None else {"weight": weight.buffer}
-    if bias is not None:
-        buffers["bias"] = bias.buffer
-    types = {"Elem": x.dtype} if weight is None else {"Elem": x.dtype, "Gain": weight.dtype}
+    types = {} if weight is None else {"Gain": weight.dtype}
     record_rows(
-        record,
-        "norm/layer_norm",
-        entry,
-        rows=math.prod(x.shape[: len(x.shape) - axes]),
-        cols=math.prod(x.shape[len(x.shape) - axes :]),
-        types=types,
-        serial=serial,
-        subgroups=subgroups,
-        x=x.buffer,
-        out=out.buffer,
-        eps=eps,
-        **buffers,
-    )
+        record, "norm/layer_norm", entry, x, out, axes=axes, types=types, serial=serial, subgroups=subgroups, eps=eps,
+        **_buffers(weight=weight, bias=bias),
+    )  # fmt: skip
 
 
-def record_rows(
-    record: Recorder,
-    path: str,
-    entry: str,
-    *,
-    rows: int,
-    cols: int,
-    types: dict[str, str],
-    serial: bool | None,
-    subgroups: bool | None,
-    **operands: object,
-) -> None:
-    """One dispatch of a kernel that works row by row and has a variant `_serial` with a row an invocation."""
-    if rows == 0 or cols == 0:
-        return
-    device = record.device
-    if device.caps.kind == "cpu" if serial is None else serial:
-        kernel = device.kernel(f"{path}_serial.wgsl", f"{entry}_serial", types=types, subgroups=False)
-        record(kernel, -(-rows // 8), rows=rows, cols=cols, **operands)
-        return
-    constants = {"WG": 64 if cols <= 512 else 256}
-    kernel = device.kernel(f"{path}.wgsl", entry, types=types, constants=constants, subgroups=subgroups)
-    record(kernel, rows, rows=rows, cols=cols, **operands)
+def _buffers(**arrays: Array | None) -> dict[str, Buffer]:
+    return {name: array.buffer for name, array in arrays.items() if array is not None}
 
 
 def _trailing(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nn.graph.ir import Reduce, Reshape
 from nn.ops import elementwise
-from nn.tensor import Tensor, apply, axis_of
+from nn.tensor import Tensor, add_methods, apply, axis_of
 
 Dim = int | Sequence[int] | None
 
@@ -147,3 +147,4 @@ def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) ->
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "prod", "std", "sum", "var",
 ]  # fmt: skip
+add_methods(globals())

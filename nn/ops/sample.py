@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.ops.base import Array, Op, ShapeError, Spec
+from nn.ops.base import Array, Op, ShapeError, Spec, check_step
+from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
     from gpu import Recorder
     from nn.generate.options import SamplingOptions
-    from nn.tensor import Tensor
 
 SHADER = "sample/sample.wgsl"
 WG = 256
 IN_PROMPT = np.uint32(0x80000000)
-LEAST_TEMPERATURE = (
-    1e-6  # below it logits / temperature would leave f32; all the probability is on one token long before
-)
+LEAST_TEMPERATURE = 1e-6  # below it logits / temperature leaves f32; one token has all the probability long before
 FLAGS = {
     1: "every token is ruled out (all logits are -inf)",
     2: "the model's numbers are broken (NaN or infinity in the logits)",
@@ -56,11 +54,9 @@ class SampleToken(Op):
                 f"sample_token: logits {logits.shape}, the others {[spec.shape for spec in (seen, *bias)]}; "
                 "expected logits of one row (1, V), seen and bias (V,)"
             )
-        if [settings.shape, step.shape, chosen.shape] != [(8,), (4,), (4,)]:
-            raise ShapeError(
-                f"sample_token: settings {settings.shape}, step {step.shape}, chosen {chosen.shape}; "
-                "expected (8,), (4,), (4,)"
-            )
+        check_step("sample_token", step)
+        if (settings.shape, chosen.shape) != ((8,), (4,)):
+            raise ShapeError(f"sample_token: settings {settings.shape}, chosen {chosen.shape}; expected (8,), (4,)")
         return ()
 
     def lower(self, record: Recorder, *arrays: Array) -> None:
@@ -105,10 +101,9 @@ def sample_token(
         chosen: (4,) u32: becomes the token, a flag (0, or a key of FLAGS), the bits of the f32 log-probability under
             the unadjusted logits (0 unless asked for), and the number of tokens that were kept.
         bias: (V,) f32 added to the logits after the penalties.
+    Raises: ShapeError.
     Sources: arXiv:1909.05858 (repetition penalty), arXiv:1904.09751 (top-p), Salmon et al. 2011 (Philox).
     """
-    from nn.tensor import apply
-
     apply(SampleToken(), logits, settings, step, seen, chosen, *(() if bias is None else (bias,)))
 
 

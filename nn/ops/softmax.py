@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nn.ops.base import Array, Op, Spec
-from nn.ops.norm import FLOATS, record_rows
-from nn.tensor import Tensor, apply, axis_of
+from nn.ops.base import FLOATS, Array, Op, Spec
+from nn.ops.rows import record_rows
+from nn.tensor import Tensor, add_methods, apply, axis_of
 
 if TYPE_CHECKING:
     from gpu import Recorder
@@ -56,19 +56,9 @@ class SoftmaxRows(Op):
 def record_softmax(
     record: Recorder, x: Array, out: Array, *, log: bool, serial: bool | None = None, subgroups: bool | None = None
 ) -> None:
-    """One dispatch of shaders/softmax/softmax*.wgsl. serial: a row an invocation; None: this device's better one."""
-    record_rows(
-        record,
-        "softmax/softmax",
-        "log_softmax" if log else "softmax",
-        rows=x.rows,
-        cols=x.cols,
-        types={"Elem": x.dtype},
-        serial=serial,
-        subgroups=subgroups,
-        x=x.buffer,
-        out=out.buffer,
-    )
+    """One dispatch of shaders/softmax/softmax*.wgsl. serial: as in record_rows."""
+    entry = "log_softmax" if log else "softmax"
+    record_rows(record, "softmax/softmax", entry, x, out, serial=serial, subgroups=subgroups)
 
 
 def _along(op: Op, name: str, x: Tensor, dim: int, dtype: str | None) -> Tensor:
@@ -81,3 +71,4 @@ def _along(op: Op, name: str, x: Tensor, dim: int, dtype: str | None) -> Tensor:
 
 
 __all__ = ["log_softmax", "softmax"]
+add_methods(globals())
