@@ -176,5 +176,5 @@ def test_errors_name_the_thing_and_the_remedy(device):
     cache, step = zeros(10, 1, 8), Tensor(np.zeros(4, np.uint32), device)
     with pytest.raises(ShapeError, match=r"k_cache has shape \(10, 1, 8\).*\(context, 2, 8\)"):
         cached_attention(zeros(3, 16), cache, cache, step, heads=2, kv_heads=2, scale=1.0)
-        with pytest.raises(ShapeError, match=r"step is f32 \(10, 1, 8\); expected u32 \(4,\)"):
+    with pytest.raises(ShapeError, match=r"step is f32 \(10, 1, 8\); expected u32 \(4,\)"):
         cached_attention(zeros(3, 16), cache, cache, cache, heads=2, kv_heads=1, scale=1.0)
