@@ -11,7 +11,6 @@ import platform
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from apps import term
@@ -63,10 +62,11 @@ def text_of(report: dict[str, Any]) -> str:
     lines = [f"{report['device']} | {report['backend']} | {report['driver']}"]
     if "record" in report:
         rows = [
-            (r["bindings"], r["idle_us"], r["busy_us"], f"{r['busy_us'] / r['idle_us']:.2f}x") for r in report["record"]
+            (r["bindings"], r["us"], r["paused_us"], r["busy_us"], f"{r['busy_us'] / r['paused_us']:.2f}x")
+            for r in report["record"]
         ]
-        header = ("bindings", "us/dispatch", "beside a busy thread", "ratio")
-        lines += ["", "record: encode + finish + submit", term.table(rows, header=header, right=(0, 1, 2, 3))]
+        header = ("bindings", "us/dispatch", f"after {PAUSE * 1000:g} ms", "beside a busy thread", "ratio")
+        lines += ["", "record: encode + finish + submit", term.table(rows, header=header, right=(0, 1, 2, 3, 4))]
     if "decode" in report:
         d = report["decode"]
         lines += [
@@ -92,15 +92,18 @@ DECODE_ROWS = (
 
 
 def record_cost(device: Device, *, runs: int) -> list[dict[str, float]]:
-    """Microseconds a dispatch of encode + finish + submit, on distinct buffers; idle and beside a busy thread."""
+    """Microseconds a dispatch of encode + finish + submit, on distinct buffers.
+
+    us: one replay right after the other. paused_us: each after a pause, when caches and clocks are cold. busy_us:
+    beside a busy Python thread; waiting for the device is a pause there, so the fair ratio is busy_us / paused_us.
+    """
     rows = []
     for bindings in BINDINGS:
         plan = _empty_plan(device, bindings)
-        idle = _median(lambda plan=plan: plan.replay(), device, runs)
+        seconds = {"us": _median(plan, runs, pause=0.0), "paused_us": _median(plan, runs, pause=PAUSE)}
         with _Busy():
-            busy = _median(lambda plan=plan: plan.replay(), device, runs)
-        scale = 1e6 / DISPATCHES
-        rows.append({"bindings": bindings, "idle_us": round(idle * scale, 2), "busy_us": round(busy * scale, 2)})
+            seconds["busy_us"] = _median(plan, runs, pause=PAUSE)
+        rows.append({"bindings": bindings} | {name: round(s * 1e6 / DISPATCHES, 2) for name, s in seconds.items()})
     return rows
 
 
@@ -124,15 +127,15 @@ def _empty_plan(device: Device, bindings: int) -> Plan:
     return record.plan()
 
 
-def _median(work: Callable[[], object], device: Device, runs: int) -> float:
-    """Seconds of one call, each after a pause: waiting beside a busy thread is one too, and cools the caches alike."""
+def _median(plan: Plan, runs: int, *, pause: float) -> float:
+    """Seconds of one replay's encode, finish and submit."""
     times = []
     for _ in range(runs + 3):
-        time.sleep(PAUSE)
+        time.sleep(pause)
         start = time.perf_counter()
-        work()
+        plan.replay()
         times.append(time.perf_counter() - start)
-        device.wait()
+        plan.device.wait()
     return statistics.median(times[3:])
 
 

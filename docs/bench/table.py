@@ -13,7 +13,8 @@ BEGIN = "<!-- bench: docs/bench/table.py writes this part once there are stored 
 END = "<!-- /bench -->\n"
 HEADER = (
     "| device, driver | program | model | prompt tokens/s | answer tokens/s | first token, s "
-    "| host, us a dispatch (beside a busy thread) | run |\n|--|--|--|--:|--:|--:|--:|--|\n"
+    "| host, us a dispatch: back to back / after a pause / beside a busy thread | run |\n"
+    "|--|--|--|--:|--:|--:|--:|--|\n"
 )
 
 
@@ -26,7 +27,7 @@ def number(value: float | None) -> str:
 def rows(name: str, run: dict[str, Any]) -> str:
     """The lines of one stored run: one a model, or one where only recording was measured."""
     record = next((r for r in run.get("record", []) if r["bindings"] == 4), None)
-    cost = f"{number(record['idle_us'])} ({number(record['busy_us'])})" if record else ""
+    cost = " / ".join(number(record[key]) for key in ("us", "paused_us", "busy_us")) if record else ""
     where = f"{run['device']}, {run['driver']}" if run.get("driver") else run["device"]
     program = run.get("peer") or run["backend"]
     decodes = run.get("decode") or {}

@@ -1,0 +1,31 @@
+"""`anygpu bench` on a tiny model: what it reports, not how fast that is."""
+
+from __future__ import annotations
+
+import json
+
+from apps import cli
+from tests.fixtures import tiny_chat
+
+
+def test_everything_as_json(capsys, tmp_path):
+    folder = tiny_chat.write(tmp_path)
+    code = cli.main(["bench", "--model", str(folder), "--prompt", "5", "--tokens", "4", "--runs", "1", "--json"])
+    out = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert [row["bindings"] for row in out["record"]] == [2, 4, 6, 8]
+    assert all(row[key] > 0 for row in out["record"] for key in ("us", "paused_us", "busy_us"))
+    decode = out["decode"]
+    assert (decode["prompt_tokens"], decode["answer_tokens"], decode["runs"]) == (5, 4, 1)
+    assert decode["prompt_rate"] > 0 and decode["answer_rate"] > 0 and decode["dispatches"] > 5
+
+
+def test_profile_names_every_dispatch(capsys, device, tmp_path):
+    if not device.caps.timestamps:
+        return
+    folder = tiny_chat.write(tmp_path)
+    arguments = ["--prompt", "5", "--tokens", "3", "--runs", "1", "--profile", "--json"]
+    assert cli.main(["bench", "decode", "--model", str(folder), *arguments]) == 0
+    decode = json.loads(capsys.readouterr().out)["decode"]
+    assert sum(kernel["dispatches"] for kernel in decode["kernels"]) == decode["dispatches"]
+    assert any("select_token" in kernel["kernel"] for kernel in decode["kernels"])
