@@ -33,7 +33,8 @@ INTEGERS = ("i32", "u32")
 
 
 class Node:
-    """One value of the graph. `spec` is None for a node with several results; `Item` nodes pick them apart.
+    """One value of the graph. A node with several results has their `specs`, and `Item` nodes that pick them apart;
+    `spec` is the first one's.
 
     `value` holds the device memory once there is any; `base` is the node whose memory it shares, if it has none of its
     own. `stale` names the operation that wrote over that memory. `born` is when it was made (perf_counter_ns).

@@ -48,7 +48,7 @@ class Block:
         q = F.qkv_rope(
             x,
             self.attn_norm,
-            self.qkv.weights if len(self.qkv.weights) == 3 else self.qkv.weights[0],
+            self.qkv.weights,
             cache.k,
             cache.v,
             rope,

@@ -38,17 +38,17 @@ def ones(*size: int | Sequence[int], device: Device, dtype: str = "f32") -> Tens
 
 
 def zeros_like(input: Tensor) -> Tensor:
-    """Zeros of x's shape and dtype."""
+    """Zeros of input's shape and dtype, on its device."""
     return zeros(input.shape, device=input.device, dtype=input.dtype)
 
 
 def ones_like(input: Tensor) -> Tensor:
-    """Ones of x's shape and dtype."""
+    """Ones of input's shape and dtype, on its device."""
     return ones(input.shape, device=input.device, dtype=input.dtype)
 
 
 def full_like(input: Tensor, fill_value: float | int | bool) -> Tensor:
-    """fill_value in x's shape and dtype."""
+    """fill_value in input's shape and dtype, on its device."""
     return full(input.shape, fill_value, device=input.device, dtype=input.dtype)
 
 

@@ -36,6 +36,7 @@ def operands(name: str, *args: Operand) -> tuple[Tensor, ...]:
 
 
 def spread(input: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """input broadcast to a shape that is known to fit."""
     return input if input.shape == shape else apply(Expand(shape), input)
 
 
@@ -63,7 +64,8 @@ def binary(op: Map, input: Operand, other: Operand) -> Tensor:
     return apply(op, *operands(op.name, input, other))
 
 
-def floating(name: str, input: Tensor) -> None:
+def require_floats(name: str, input: Tensor) -> None:
+    """Raise TypeError unless input is of a float type."""
     if input.dtype not in FLOATS:
         raise TypeError(f"{name}: takes {' or '.join(FLOATS)}, got {input.dtype}; convert with .to('f32')")
 
@@ -130,7 +132,7 @@ def fmod(input: Operand, other: Operand) -> Tensor:
 def pow(input: Operand, exponent: Operand) -> Tensor:
     """input ** exponent with IEEE's cases (negative bases with integer exponents, 0, infinities).
 
-    Exponents 2, 3, -1, 0.5 and -0.5 become products and roots. Integer tensors take a number from 0 to 8.
+    Exponents 1, 2, 3, -1 and -0.5 become products and roots. Integer tensors take a number from 0 to 8.
     """
     if isinstance(input, Tensor) and isinstance(exponent, int | float) and not isinstance(exponent, bool):
         if input.dtype in INTEGERS:
@@ -239,12 +241,12 @@ def expm1(input: Tensor) -> Tensor:
 
 
 def log(input: Tensor) -> Tensor:
-    """Natural logarithm; -infinity at 0, NaN below. Subnormal input count as the smallest normal number."""
+    """Natural logarithm; -infinity at 0, NaN below. Subnormal inputs count as the smallest normal number."""
     return apply(LOG, input)
 
 
 def log2(input: Tensor) -> Tensor:
-    """Logarithm to base 2; -infinity at 0, NaN below. Subnormal input count as the smallest normal number."""
+    """Logarithm to base 2; -infinity at 0, NaN below. Subnormal inputs count as the smallest normal number."""
     return apply(LOG2, input)
 
 

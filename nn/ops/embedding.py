@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 _LANES = 64  # invocations a workgroup, each of which writes 4 numbers
 
 
-def embedding(ids: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
-    """Look up a row of the table for each id. Shapes: ids (...), table (V, K) -> (..., K) f32.
+def embedding(input: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Look up a row of the table `weight` for each id. Shapes: input (...), weight (V, K) -> (..., K) f32.
 
-    out[..., k] = scale * table[ids[...], k]
+    out[..., k] = scale * weight[input[...], k]. Name and arguments: torch.nn.functional.embedding.
 
     Args:
-        ids: i32 or u32, 0 to V - 1. An id outside reads the last row: the shader clamps it, nothing is reported.
-        table: a Weight in any storage format, or a dense f32, f16 or bf16 tensor with K a multiple of 32.
+        input: ids, i32 or u32, 0 to V - 1. An id outside reads the last row: the shader clamps it, nothing is reported.
+        weight: a Weight in any storage format, or a dense f32, f16 or bf16 tensor with K a multiple of 32.
         scale: factor on every value; Gemma's is sqrt(K).
     Raises: ShapeError for a table that is not a matrix or ids that are not integers.
     """
-    return apply(Embedding(float(scale)), ids, table)
+    return apply(Embedding(float(scale)), input, weight)
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,18 @@ _MANY = 16384  # rows that keep a large GPU busy however few invocations share o
 # --- public functions -------------------------------------------------------------------------------------------------
 
 
-def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
-    """y = x W^T + bias + residual. Shapes: x (..., K) f32, w (N, K), bias (N,), residual (..., N) -> (..., N) f32.
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+    """y = x W^T + bias + residual, x the input and W the weight. Name and signature: torch.nn.functional.linear.
 
-    w: a weight in any storage format, or a dense f32, f16 or bf16 tensor with K a multiple of 32.
+    Args:
+        input: (..., K) f32.
+        weight: (N, K), a weight in any storage format, or a dense f32, f16 or bf16 tensor with K a multiple of 32.
+        bias: (N,) f32. residual: (..., N) f32.
+    Returns: (..., N) f32.
     Raises: ShapeError where the shapes do not fit, TypeError for an x that is not f32.
     """
     more = [t for t in (bias, residual) if t is not None]
-    return apply(Linear(bias=bias is not None, residual=residual is not None), x, w, *more)
+    return apply(Linear(bias=bias is not None, residual=residual is not None), input, weight, *more)
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, w: Tensor, *, eps: float) -> Tensor:
@@ -70,7 +74,7 @@ def gated_mlp(x: Tensor, norm_weight: Tensor, w_gate_up: Tensor, *, eps: float, 
 def qkv_rope(
     x: Tensor,
     norm_weight: Tensor,
-    w: Tensor | tuple[Tensor, Tensor, Tensor],
+    w: Tensor | tuple[Tensor, ...],
     k_cache: Tensor,
     v_cache: Tensor,
     rope: Tensor,
@@ -86,7 +90,8 @@ def qkv_rope(
 
     Args:
         x: (T, K) f32. norm_weight: (K,) f32.
-        w: ((H + 2 Hkv) D, K) in any format, rows of q, then k, then v; or the three matrices, of any formats.
+        w: ((H + 2 Hkv) D, K) in any format, rows of q, then k, then v; or a tuple of that one, or of three matrices, in
+            formats of their own.
         k_cache, v_cache: (context, Hkv, D) f32 or f16. Row t goes to index step.position + t, for t < step.tokens.
         rope: (positions, R/2, 2) f32, cos and sin of every angle; features R..D are not rotated. Positions past the
             table take its last row.
@@ -94,11 +99,13 @@ def qkv_rope(
         bias: ((H + 2 Hkv) D,) f32. q_norm, k_norm: (D,) f32, gains of an RMSNorm over each head, with the same eps.
         interleaved: features 2i, 2i + 1 are a pair, not i, i + R/2.
     Returns: q (T, H * D) f32, rotated.
-    Raises: ShapeError, TypeError as `linear`; ValueError for a negative eps.
+    Raises: ShapeError, TypeError as `linear`; ValueError for a negative eps, two matrices, q_norm without k_norm.
     """
     if (q_norm is None) != (k_norm is None):
         raise ValueError("qkv_rope: q_norm and k_norm go together; pass both or neither")
     weights = w if isinstance(w, tuple) else (w,)
+    if len(weights) not in (1, 3):
+        raise ValueError(f"qkv_rope: got {len(weights)} weights; pass one with the rows of q, k and v, or three")
     more = [t for t in (bias, q_norm, k_norm) if t is not None]
     op = QKVRope(
         eps=float(eps), weights=len(weights), bias=bias is not None, norms=q_norm is not None, interleaved=interleaved

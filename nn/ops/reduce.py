@@ -26,6 +26,7 @@ class ValuesIndices(NamedTuple):
 
 
 def axes_of(name: str, input: Tensor, dim: Dim) -> tuple[int, ...]:
+    """The axes that `dim` means, ascending. Raises IndexError for one that is not there, ValueError for one twice."""
     if dim is None:
         return tuple(range(input.ndim))
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
@@ -36,6 +37,7 @@ def axes_of(name: str, input: Tensor, dim: Dim) -> tuple[int, ...]:
 
 
 def fold(kind: str, input: Tensor, dim: Dim, keepdim: bool, dtype: str) -> Tensor:
+    """A Reduce node; kinds as in nn/graph/fold.py. Raises ValueError for an extreme value of nothing."""
     axes = axes_of(kind, input, dim)
     if kind in ("max", "min", "argmax", "argmin") and builtins.any(input.shape[a] == 0 for a in axes):
         raise ValueError(f"{kind}: {list(input.shape)} has no elements along axes {axes}, so no extreme value")
@@ -51,7 +53,7 @@ def sum(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 def mean(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Mean of floats; NaN over nothing."""
-    elementwise.floating("mean", input)
+    elementwise.require_floats("mean", input)
     return fold("mean", input, dim, keepdim, input.dtype)
 
 
@@ -117,7 +119,7 @@ def all(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 def var(input: Tensor, dim: Dim = None, correction: int = 1, keepdim: bool = False) -> Tensor:
     """Variance: the sum of squared distances from the mean over (count - correction). Two passes, so a large mean costs
     no digits. f16 is computed in f32."""
-    elementwise.floating("var", input)
+    elementwise.require_floats("var", input)
     axes = axes_of("var", input, dim)
     count = math.prod(input.shape[a] for a in axes)
     wide = input.to("f32")
@@ -135,7 +137,7 @@ def std(input: Tensor, dim: Dim = None, correction: int = 1, keepdim: bool = Fal
 
 def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     """log(sum(exp(input))) along dim, with the largest value taken out first; -infinity where all are."""
-    elementwise.floating("logsumexp", input)
+    elementwise.require_floats("logsumexp", input)
     wide = input.to("f32")
     top = amax(wide, dim, keepdim=True)
     top = elementwise.where(elementwise.isfinite(top), top, 0.0)
