@@ -204,7 +204,7 @@ def test_errors_of_qkv_rope():
     assert "bias is f32 of shape (24,)" in message(x, gain, cache, cache, rope, step, w, S((24,)), bias=True)
     with pytest.raises(ValueError, match="q_norm and k_norm go together"):
         F.qkv_rope(*[None] * 7, eps=1e-5, q_norm=object())
-    with pytest.raises(ValueError, match="got 2 weights; pass one .* or three"):
+    with pytest.raises(ValueError, match=r"got 2 weights; pass one .* or three"):
         F.qkv_rope(None, None, (None, None), *[None] * 4, eps=1e-5)
     with pytest.raises(ValueError, match="expected one of silu, gelu_tanh"):
         GatedMLP(eps=1e-5, activation="relu")
