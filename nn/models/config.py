@@ -96,9 +96,10 @@ class Rope:
 class ModelConfig:
     """Architecture of one model, family by family the same fields.
 
-    Lengths are element counts; `window` is how many positions a sliding layer sees, itself included. `norm_offset` is
-    added to the stored norm weights on loading (Gemma's safetensors hold w where the model multiplies by 1 + w; GGUF
-    files hold 1 + w); modules and `nn.check.reference` always hold the final factor.
+    Lengths are element counts. `context_max` is the longest context, with "dynamic" rope scaling the stretched one;
+    `window` is how many positions a sliding layer sees, itself included. `norm_offset` is added to the stored norm
+    weights on loading (Gemma's safetensors hold w where the model multiplies by 1 + w; GGUF files hold 1 + w); modules
+    and `nn.check.reference` always hold the final factor.
     """
 
     family: str

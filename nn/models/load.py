@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpu import Device
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+DEFAULT_CONTEXT = 4096  # tokens, or the model's own limit if that is less
 
 
 class DoesNotFit(ValueError):
@@ -213,13 +214,6 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"
 
 
-def context_limit(config: ModelConfig) -> int:
-    """The longest context: what the model was made for; with dynamic NTK scaling, that times its factor."""
-    scaling = config.rope.scaling if config.rope else None
-    stretched = scaling is not None and scaling.kind == "dynamic"
-    return int(config.context_max * scaling.factor) if stretched else config.context_max
-
-
 def load_model(
     file: ModelFile,
     device: Device,
@@ -238,9 +232,9 @@ def load_model(
     Raises: DoesNotFit, ConfigError, ValueError for a context out of range.
     """
     config = file.config
-    most = context_limit(config)
+    most = config.context_max
     if context is None:
-        context = min(4096, most)
+        context = min(DEFAULT_CONTEXT, most)
     if not 1 <= context <= most:
         raise ValueError(f"context must be from 1 to {most:,} tokens, what this model was made for; got {context:,}")
     if kv_dtype is None:

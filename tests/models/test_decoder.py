@@ -46,12 +46,13 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_logits_equal_transformers_and_float64(device, tmp_path, name):
     model = write(tmp_path, name)
-    context = max(model.config.context_max, len(model.ids))
+    context = model.config.context_max
+    ids = model.ids[:context]
     engine = opened(device, tmp_path, context=context, kv_dtype="f32")
-    got = engine.logits(model.ids.tolist())
+    got = engine.logits(ids.tolist())
     deviation = model.logits.std()
-    truth = reference.forward(model.config, model.weights(), model.ids, context=context)
-    for label, want in (("float64", truth), ("transformers", model.logits)):
+    truth = reference.forward(model.config, model.weights(), ids, context=context)
+    for label, want in (("float64", truth), ("transformers", model.logits[:context])):
         if label == "transformers" and name == "llama_dynamic":
             continue  # transformers stretches for the text's length, we for the whole context: the truth does too
         error = np.abs(got - want).max()
@@ -188,6 +189,14 @@ def test_does_not_fit(device, folder):
             load_model(file, device, gpu_memory=wrong)
     with pytest.raises(ValueError, match="context must be from 1 to"):
         load_model(file, device, context=10**7)
+
+
+def test_dynamic_scaling_stretches_the_context_once(device, tmp_path):
+    write(tmp_path, "llama_dynamic")  # trained on 16 positions, factor 2
+    file = ModelFile(tmp_path)
+    assert file.config.context_max == 32
+    with pytest.raises(ValueError, match="context must be from 1 to 32 tokens"):
+        load_model(file, device, context=33)
 
 
 def test_memory_sizes(device):
