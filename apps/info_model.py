@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nn.models.config import ModelConfig
     from nn.models.load import ModelFile
 
-CONTEXT = 4096  # what the costs are counted for unless --context says otherwise, or the model's own limit if less
-
 
 def run(model: str, *, context: int | None = None, as_json: bool = False) -> int:
     """Prints the report. Raises ModelError, FormatError, ConfigError, ValueError for a context out of range."""
@@ -50,10 +48,11 @@ def locate(model: str) -> Path:
 def collect(file: ModelFile, context: int | None = None) -> dict[str, Any]:
     """Everything that is shown, as plain values: sizes in bytes, counts in elements, FLOPs in operations a token."""
     from nn.models.config import flops_per_token, kv_bytes, parameters_by_part
+    from nn.models.load import DEFAULT_CONTEXT
 
     config = file.config
     if context is None:
-        context = min(CONTEXT, config.context_max)
+        context = min(DEFAULT_CONTEXT, config.context_max)
     if not 1 <= context <= config.context_max:
         raise ValueError(
             f"--context must be from 1 to {config.context_max:,} tokens, what this model was made for; got {context:,}"
@@ -133,17 +132,12 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def formats(file: ModelFile) -> dict[str, dict[str, int]]:
     """Per storage format: tensors, elements, bytes in the file, and bytes on a device (padding, f32 vectors)."""
-    from nn.quant.formats import FORMATS
-    from nn.quant.repack import plane_offsets
-
     found: dict[str, Counter[str]] = {}
     counted: set[str] = set()
     for canonical, source in file.sources.items():
-        stored, laid = file.source.spec(source.name), file.spec(canonical)
-        matrix = len(laid.shape) == 2 and laid.dtype in FORMATS
-        device = plane_offsets(laid.dtype, laid.shape[0], laid.shape[1])[1] if matrix else 4 * laid.size
+        stored = file.source.spec(source.name)
         entry = found.setdefault(stored.dtype, Counter(tensors=0, elements=0, file_bytes=0, device_bytes=0))
-        entry["device_bytes"] += device
+        entry["device_bytes"] += file.parameter_bytes(canonical)
         if source.name not in counted:  # gpt2's q, k and v are parts of one tensor of the file
             counted.add(source.name)
             entry.update(tensors=1, elements=stored.size, file_bytes=file.source.nbytes(source.name))

@@ -13,6 +13,7 @@ import numpy as np
 
 from nn.graph import ir, schedule
 from nn.ops.base import DTYPES, Array, Op, ShapeError, Spec
+from nn.quant.formats import bf16_bits, bf16_values
 from nn.quant.weight import Weight
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Tensor:
         if value.dtype == "bool":
             return out.astype(np.bool_)
         if value.dtype == "bf16":
-            return (out.astype(np.uint32) << 16).view(np.float32)
+            return bf16_values(out)
         return out
 
     def array(self) -> Array:
@@ -462,7 +463,7 @@ def host_array(data: Any, dtype: str | None) -> tuple[np.ndarray, str]:
                 f"Tensor: {array.dtype} data has no dtype on the device; say what it becomes, e.g. dtype='f32'"
             )
     if dtype == "bf16":
-        return bf16_bits(array.astype(np.float32)), dtype
+        return bf16_bits(array), dtype
     if dtype == "bool":
         return (array != 0).astype(np.uint32), dtype
     kind = np.dtype(DTYPES[dtype][1])
@@ -471,13 +472,6 @@ def host_array(data: Any, dtype: str | None) -> tuple[np.ndarray, str]:
         if int(array.min()) < low or int(array.max()) > high:
             raise ValueError(f"Tensor: values {array.min()}..{array.max()} do not fit {dtype} ({low}..{high})")
     return np.ascontiguousarray(array.astype(kind, copy=False)).reshape(array.shape), dtype
-
-
-def bf16_bits(array: np.ndarray) -> np.ndarray:
-    """f32 -> the upper 16 bits, to nearest with ties to even; a NaN stays a NaN."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(array), ((bits >> 16) | 0x40).astype(np.uint16), rounded).reshape(array.shape)
 
 
 def axis_of(name: str, dim: int, ndim: int) -> int:

@@ -109,11 +109,6 @@ class Engine:
         """Forget the conversation."""
         self._cached = []
 
-    def warm_up(self) -> None:
-        """Compile and record what a short prompt and its answer need."""
-        self._plan("head", self._chunk(1), False)
-        self._plan("decode", 1, False)
-
     def generate(
         self,
         ids: Sequence[int],
@@ -221,9 +216,7 @@ class Engine:
     def _prefill(self, ids: Sequence[int], timings: Timings, cancelled: Callable[[], bool]) -> tuple[int, int]:
         """Run the prompt, all but what the cache holds. Returns the last chunk's size and how many rows of it count."""
         same = 0
-        for held, wanted in zip(
-            self._cached, ids[:-1], strict=False
-        ):  # the last token is always run: its logits are needed
+        for held, wanted in zip(self._cached, ids[:-1], strict=False):  # the last one is always run, for its logits
             if held != wanted:
                 break
             same += 1

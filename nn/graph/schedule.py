@@ -24,7 +24,6 @@ class Slot:
     """A temporary buffer that several values use one after another."""
 
     nbytes: int
-    users: int = 0
 
 
 @dataclass

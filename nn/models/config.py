@@ -134,16 +134,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ConfigError(f"model family {self.family!r} is not supported; supported: {', '.join(FAMILIES)}")
-        for key in (
-            "layers",
-            "dim",
-            "ffn_dim",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "vocab",
-            "context_max",
-        ):
+        for key in ("layers", "dim", "ffn_dim", "heads", "kv_heads", "head_dim", "vocab", "context_max"):
             value = getattr(self, key)
             if not isinstance(value, int) or not 1 <= value < 2**31:
                 raise ConfigError(f"{self.family}: {key} must be a whole number from 1 to 2^31 - 1, got {value!r}")

@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from nn import functional as F
-from nn.models.config import ModelConfig
+from nn.models.config import KV_BYTES, ModelConfig
 from nn.models.rope import rope_table
 from nn.ops.base import Array
-from nn.quant.weight import Weight
 from nn.tensor import Tensor
 
 if TYPE_CHECKING:
     from gpu import Device
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
 
 
 class Parameters(Protocol):
@@ -111,7 +117,7 @@ class Decoder:
         self._rope = self._table(local=False) if config.rope else None
         self._local_rope = self._table(local=True) if config.rope and config.rope.local_base is not None else None
         self.step = Array(self.device.upload(np.zeros(4, np.uint32)), (4,), "u32")
-        nbytes = context * config.kv_dim * (2 if kv_dtype == "f16" else 4)
+        nbytes = context * config.kv_dim * KV_BYTES[kv_dtype]
         shape = (context, config.kv_heads, config.head_dim)
         self._cache = [
             tuple(Array(self.device.alloc(nbytes), shape, kv_dtype) for _ in "kv") for _ in range(config.layers)
@@ -152,22 +158,3 @@ class Decoder:
         if config.final_softcap is not None:
             out = (out * (1.0 / config.final_softcap)).tanh() * config.final_softcap
         return out
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of device memory that the matrices take."""
-        seen: dict[int, int] = {}
-        tensors = [self.embed, self.head] + ([self.positions] if self.positions is not None else [])
-        for block in self.blocks:
-            for part in vars(block).values():
-                tensors += list(part.weights) if isinstance(part, Linears) else []
-        for tensor in tensors:
-            value = tensor.node.value
-            if isinstance(value, Weight):
-                seen[id(value)] = value.nbytes
-        return sum(seen.values())
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return sum(array.buffer.nbytes for pair in self._cache for array in pair)

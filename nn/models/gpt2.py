@@ -9,8 +9,7 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 from __future__ import annotations
 
 from nn import functional as F
-from nn.models.decoder import LayerCache, Linears, Parameters, State
-from nn.models.llama import ACTIVATIONS
+from nn.models.decoder import ACTIVATIONS, LayerCache, Linears, Parameters, State
 from nn.tensor import Tensor
 
 

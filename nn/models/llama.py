@@ -9,17 +9,9 @@ Sources: Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2023, arXiv:2310.06
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from nn import functional as F
-from nn.models.decoder import LayerCache, Linears, Parameters, State
+from nn.models.decoder import ACTIVATIONS, LayerCache, Linears, Parameters, State
 from nn.tensor import Tensor
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 
 
 class Block:

@@ -21,7 +21,7 @@ from nn.models.config import ConfigError, ModelConfig, kv_bytes
 from nn.models.decoder import Decoder
 from nn.models.names import Source, gguf_sources, hf_sources
 from nn.ops.base import Spec
-from nn.quant.formats import FORMATS, dequantize
+from nn.quant.formats import FORMATS, bf16_values, dequantize
 from nn.quant.repack import plane_offsets
 from nn.quant.weight import Weight
 from nn.tensor import Tensor
@@ -80,7 +80,7 @@ class ModelFile:
         if spec.dtype in ("f32", "f64", "f16"):
             return raw.astype(np.float32)
         if spec.dtype == "bf16":
-            return (raw.astype(np.uint32) << 16).view(np.float32)
+            return bf16_values(raw)
         if spec.dtype in FORMATS:
             return dequantize(raw, spec.dtype).reshape(spec.shape)
         raise ConfigError(f"{self.path}: tensor {name} is stored as {spec.dtype}; supported: {', '.join(FORMATS)}")
@@ -113,14 +113,14 @@ class ModelFile:
 
     def device_bytes(self, context: int, kv_dtype: str) -> int:
         """Device memory that the weights (as they will be laid out) and the KV cache take."""
-        total = kv_bytes(self.config, context, kv_dtype)
-        for canonical in self.sources:
-            spec = self.spec(canonical)
-            if len(spec.shape) == 2 and spec.dtype in FORMATS:
-                total += plane_offsets(spec.dtype, spec.shape[0], spec.shape[1])[1]
-            else:
-                total += 4 * spec.size
-        return total
+        return kv_bytes(self.config, context, kv_dtype) + sum(map(self.parameter_bytes, self.sources))
+
+    def parameter_bytes(self, canonical: str) -> int:
+        """Device memory of one parameter: a matrix in its storage format with padding, a vector in f32."""
+        spec = self.spec(canonical)
+        if len(spec.shape) == 2 and spec.dtype in FORMATS:
+            return plane_offsets(spec.dtype, *spec.shape)[1]
+        return 4 * spec.size
 
     def close(self) -> None:
         self.source.close()

@@ -95,6 +95,19 @@ def quantize(values: np.ndarray, format: str) -> np.ndarray:
     return out
 
 
+def bf16_bits(values: np.ndarray) -> np.ndarray:
+    """float32 of any shape -> uint16, the upper halves: to nearest with ties to even; a NaN stays a (quiet) NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(nan, (bits >> 16) | 0x40, rounded).astype(np.uint16).reshape(np.shape(values))
+
+
+def bf16_values(bits: np.ndarray) -> np.ndarray:
+    """uint16 -> float32: what the bits of bf16 numbers stand for, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 # Pieces shared by the formats -----------------------------------------------------------------------------------------
 
 
@@ -152,7 +165,7 @@ def _decode_f16(b: np.ndarray) -> np.ndarray:
 
 
 def _decode_bf16(b: np.ndarray) -> np.ndarray:
-    return (b.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return bf16_values(b.view(np.uint16))
 
 
 def _decode_q4_0(b: np.ndarray) -> np.ndarray:
@@ -233,11 +246,7 @@ def _encode_f16(x: np.ndarray) -> np.ndarray:
 
 
 def _encode_bf16(x: np.ndarray) -> np.ndarray:
-    """Round to nearest, ties to even; a NaN stays a (quiet) NaN."""
-    bits = x.view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(nan, (bits >> 16) | 0x40, rounded).astype(np.uint16).view(np.uint8)
+    return bf16_bits(x).view(np.uint8)
 
 
 def _as_bytes(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,8 @@ import nn.functional as F
 from gpu import Device, ShaderError
 from nn.ops import elementwise, movement, reduce
 from nn.ops.base import Array, ShapeError
-from nn.tensor import Tensor, bf16_bits
+from nn.quant.formats import bf16_bits
+from nn.tensor import Tensor
 
 
 @pytest.fixture
