@@ -13,9 +13,13 @@ turns into a control token unless the caller says that it is a rendered chat tem
 from __future__ import annotations
 
 import codecs
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Protocol
+
+import numpy as np
 
 from nn.io.bpe import ByteLevelBPE, pre_tokenizer
 from nn.io.spm import ScoredPieces, piece_byte
@@ -108,36 +112,44 @@ class Tokenizer:
         Raises TokenizerError for another kind or pre-tokenizer, or where the parts do not fit together.
         """
         kind = metadata.get("tokenizer.ggml.model")
-        if kind not in ("gpt2", "llama"):
+        if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
             raise TokenizerError(
                 f"tokenizer: kind {kind!r} (tokenizer.ggml.model) is not supported; supported: gpt2, llama"
                 + ("" if kind else ". The file holds no tokenizer: take the model's complete GGUF file")
             )
-        tokens = list(metadata.get("tokenizer.ggml.tokens", ()))
-        types = [int(number) for number in metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))]
+        get = functools.partial(_value, metadata)
+        tokens = get("tokenizer.ggml.tokens", "a list of texts", [])
+        types = [
+            int(number) for number in get("tokenizer.ggml.token_type", "a list of numbers", [NORMAL] * len(tokens))
+        ]
         if not tokens or len(types) != len(tokens):
             raise TokenizerError(
                 f"tokenizer: {len(tokens)} tokens and {len(types)} token types; there must be as many of both, and one "
                 "at least: the file is damaged, fetch it again"
             )
+        if (wrong := next((i for i, number in enumerate(types) if not 0 <= number <= BYTE), None)) is not None:
+            raise TokenizerError(
+                f"tokenizer: token {wrong} is of type {types[wrong]}; expected 0 to {BYTE}: the file is damaged, fetch "
+                "it again"
+            )
         common: dict[str, Any] = {
-            name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot")
+            name: get(f"tokenizer.ggml.{name}_token_id", "a whole number") for name in ("bos", "eos", "eot")
         }
-        common["stop_ids"] = [metadata[key] for key in ("tokenizer.ggml.eom_token_id",) if key in metadata]
-        common["chat_template"] = metadata.get("tokenizer.chat_template")
+        common["stop_ids"] = [get("tokenizer.ggml.eom_token_id", "a whole number")]
+        common["chat_template"] = get("tokenizer.chat_template", "a text")
         if kind == "gpt2":
-            pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
-            merges = metadata.get("tokenizer.ggml.merges")
+            pre = pre_tokenizer(get("tokenizer.ggml.pre", "a text", "default"))
+            merges = get("tokenizer.ggml.merges", "a list of texts")
             if merges is None:
                 raise TokenizerError(
                     "tokenizer: kind gpt2 needs tokenizer.ggml.merges, which is missing: fetch the file again"
                 )
-            add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", pre.bos))
-            return cls(tokens, types, ByteLevelBPE(tokens, types, list(merges), pre), add_bos=add_bos, **common)
-        unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-        scores = metadata.get("tokenizer.ggml.scores", ())
-        prefix = "each" if metadata.get("tokenizer.ggml.add_space_prefix", True) else "never"
-        add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", True))
+            add_bos = bool(get("tokenizer.ggml.add_bos_token", "true or false", pre.bos))
+            return cls(tokens, types, ByteLevelBPE(tokens, types, merges, pre), add_bos=add_bos, **common)
+        unknown = get("tokenizer.ggml.unknown_token_id", "a whole number", 0)
+        scores = get("tokenizer.ggml.scores", "a list of numbers", [])
+        prefix = "each" if get("tokenizer.ggml.add_space_prefix", "true or false", True) else "never"
+        add_bos = bool(get("tokenizer.ggml.add_bos_token", "true or false", True))
         model = ScoredPieces(tokens, scores, types, unknown if 0 <= unknown < len(tokens) else None)
         return cls(tokens, types, model, add_bos=add_bos, space_prefix=prefix, **common)
 
@@ -225,7 +237,11 @@ class Tokenizer:
 
     def _checked(self, name: str, id: int | None) -> int | None:
         """A special id from a file. 2^32 - 1 and -1 mean none there."""
-        if id is None or id in (-1, 0xFFFFFFFF):
+        if id is None:
+            return None
+        if not isinstance(id, Integral) or isinstance(id, bool):
+            raise TokenizerError(f"tokenizer: the {name} token is {id!r}; expected its number: fetch the file again")
+        if id in (-1, 0xFFFFFFFF):
             return None
         if not 0 <= id < len(self._types):
             raise TokenizerError(
@@ -264,6 +280,31 @@ class Detokenizer:
         self._decoder.reset()
         self._drop_space = self._prefix != "never"
         return rest
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "a text": lambda value: isinstance(value, str),
+    "a whole number": lambda value: isinstance(value, Integral) and not isinstance(value, bool),
+    "true or false": lambda value: isinstance(value, Integral) and value in (0, 1),
+    "a list of texts": lambda value: isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value),
+    "a list of numbers": lambda value: (
+        isinstance(value, (list, tuple, np.ndarray))
+        and (array := np.asarray(value)).ndim == 1
+        and (array.size == 0 or (array.dtype.kind in "iuf" and not np.isnan(array).any()))
+    ),
+}
+
+
+def _value(metadata: Mapping[str, Any], key: str, kind: str, default: Any = None) -> Any:
+    """A value of one of _KINDS, `default` where the file has none. Raises TokenizerError naming the key."""
+    value = metadata.get(key)
+    if value is None:
+        return default
+    if not _KINDS[kind](value):
+        raise TokenizerError(
+            f"tokenizer: {key} is {repr(value)[:60]}; expected {kind}: the file is damaged, fetch it again"
+        )
+    return value
 
 
 def _type(token: str, kind: int) -> int:

@@ -161,8 +161,12 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         return beside.read_text("utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):  # named ones
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(
+            f"{folder / 'tokenizer_config.json'}: chat_template is {repr(template)[:60]}; expected a text, or a list "
+            "of named ones: fetch the file again"
+        )
     return template
 
 

@@ -259,6 +259,17 @@ def test_llama3_takes_whole_words_that_merges_do_not_reach():
         ({"merges": ["a b", "a \u4e00"]}, "merge . is"),
         ({"eos_token_id": 1 << 20}, "the eos token is 1048576, the vocabulary has"),
         ({"bos_token_id": -5}, "the bos token is -5"),
+        ({"bos_token_id": "x"}, "bos_token_id is 'x'; expected a whole number"),
+        ({"eos_token_id": [1]}, "eos_token_id is .1.; expected a whole number"),
+        ({"eom_token_id": 1.5}, "eom_token_id is 1.5; expected a whole number"),
+        ({"add_bos_token": [1, 2]}, "add_bos_token is .*; expected true or false"),
+        ({"pre": ["gpt-2"]}, "pre is .'gpt-2'.; expected a text"),
+        ({"tokens": 5}, "tokens is 5; expected a list of texts"),
+        ({"tokens": [1, 2]}, "tokens is .1, 2.; expected a list of texts"),
+        ({"token_type": 5}, "token_type is 5; expected a list of numbers"),
+        ({"token_type": ["x"]}, "token_type is .'x'.; expected a list of numbers"),
+        ({"token_type": [float("nan")]}, "token_type is .nan.; expected a list of numbers"),
+        ({"merges": 5}, "merges is 5; expected a list of texts"),
     ],
 )
 def test_damaged_metadata_is_refused_by_name(change, words):
@@ -269,7 +280,17 @@ def test_damaged_metadata_is_refused_by_name(change, words):
 def test_damaged_pieces_are_refused_by_name():
     with pytest.raises(TokenizerError, match="1 scores for"):
         Tokenizer.from_gguf(small("spm", scores=[0.0]))
-    types = [6] * len(small("spm")["tokenizer.ggml.tokens"])
+    count = len(small("spm")["tokenizer.ggml.tokens"])
+    for scores in (1, "x" * count, ["a"] * count, np.full(count, np.nan, np.float32)):
+        with pytest.raises(TokenizerError, match=r"scores is .*; expected a list of numbers"):
+            Tokenizer.from_gguf(small("spm", scores=scores))
+    with pytest.raises(TokenizerError, match="token 0 is of type 99; expected 0 to 6"):
+        Tokenizer.from_gguf(small("spm", token_type=[99] * count))
+    with pytest.raises(TokenizerError, match="unknown_token_id is 'x'; expected a whole number"):
+        Tokenizer.from_gguf(small("spm", unknown_token_id="x"))
+    with pytest.raises(TokenizerError, match="chat_template is 1; expected a text"):
+        Tokenizer.from_gguf(small("spm") | {"tokenizer.chat_template": 1})
+    types = [6] * count
     with pytest.raises(TokenizerError, match="byte token '<unk>'"):
         Tokenizer.from_gguf(small("spm", token_type=types))
 
