@@ -161,14 +161,12 @@ def decode_speed(
     device: Device, model: str, *, prompt: int, tokens: int, runs: int, profile: bool = False
 ) -> dict[str, Any]:
     """Tokens a second of prompt and greedy answer (past the end of the text), medians of `runs` after a first one."""
-    from apps.pull import ensure
+    from apps.pull import locate
     from nn.generate.engine import Engine, Timings
     from nn.generate.options import SamplingOptions
-    from nn.io import registry
     from nn.models.load import ModelFile, load_model
 
-    path = ensure(model) if model in registry.MODELS or model.startswith("hf:") else model
-    file = ModelFile(path)
+    file = ModelFile(locate(model))
     start = time.perf_counter()
     engine = Engine(load_model(file, device, context=min(file.config.context_max, prompt + tokens + 64)))
     loaded = time.perf_counter()

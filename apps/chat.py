@@ -103,14 +103,11 @@ def _options(args: argparse.Namespace) -> SamplingOptions:
 
 
 def _load(args: argparse.Namespace) -> LLM:
-    from apps.pull import ensure
+    from apps.pull import locate
     from gpu import Device
-    from nn.io import registry
     from nn.llm import LLM
 
-    model = args.model
-    if model in registry.MODELS or model.startswith("hf:"):
-        model = ensure(model)
+    model = locate(args.model)
     device = Device.open(args.device, backend=args.backend)
     with term.Bar("loading") as bar:
         return LLM(

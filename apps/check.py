@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from apps import term
-from apps.info import SWITCHES, describe, section, versions
+from apps.info import describe, section, versions
 
 if TYPE_CHECKING:
     from gpu import Device
@@ -105,7 +104,7 @@ class Check:
         self.seconds = time.monotonic() - begin
 
     def _run_mode(self, mode: str) -> Iterator[Result]:
-        from gpu import DeviceLost, GpuError
+        from gpu import GpuError
 
         device: Device | None = self._open(mode)
         losses, gone = 0, ""
@@ -128,7 +127,7 @@ class Check:
                         continue
                     try:
                         device = self._open(mode)
-                    except (GpuError, DeviceLost) as error:
+                    except GpuError as error:
                         gone = f"the device was lost and cannot be opened again: {_short(str(error), 160)}"
         finally:
             if device is not None:
@@ -139,8 +138,7 @@ class Check:
 
         device = Device.open(self.device_name, backend=self.backend, checked=mode == "checked", canary=True)
         if not self.header:
-            switches = {name: os.environ[name] for name in SWITCHES if os.environ.get(name)}
-            self.header = {**versions(), "switches": switches, "device": describe(device)}
+            self.header = {**versions(), "device": describe(device)}
         return device
 
     # --- what it found -------------------------------------------------------------------------------------------

@@ -31,12 +31,13 @@ def _common() -> argparse.ArgumentParser:
     return parser
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def version() -> str:
+    """The installed distribution's version."""
+    from importlib import metadata
 
     try:
-        return version("anygpu")
-    except PackageNotFoundError:
+        return metadata.version("anygpu")
+    except metadata.PackageNotFoundError:
         return "(not installed)"
 
 
@@ -61,7 +62,7 @@ def _main(argv: list[str]) -> int:
     top.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = top.parse_args(argv)
     if "version" in args and args.version:
-        print(f"anygpu {_version()}")
+        print(f"anygpu {version()}")
         return 0
     if args.command is None:
         top.print_help()

@@ -22,7 +22,6 @@ SWITCHES = (
     "ANYGPU_DEVICE", "ANYGPU_BACKEND", "ANYGPU_CHECKED", "ANYGPU_LIMITS", "ANYGPU_FEATURES", "ANYGPU_CACHE",
     "VK_DRIVER_FILES", "VK_ICD_FILENAMES",
 )  # fmt: skip
-UNUSED = ("OpenGL", "OpenGLES", "Null")  # gpu.device.choose passes these over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +54,7 @@ def collect(device: str | None = None, backend: str | None = None) -> dict[str, 
     from gpu.device import Device, choose, list_adapters
 
     report: dict[str, Any] = {
-        **versions(), "switches": {name: os.environ[name] for name in SWITCHES if os.environ.get(name)},
-        "adapters": [], "taken": None, "why": None, "device": None, "error": None,
+        **versions(), "adapters": [], "taken": None, "why": None, "device": None, "error": None,
     }  # fmt: skip
     try:
         from gpu.backend import default_name
@@ -75,10 +73,11 @@ def collect(device: str | None = None, backend: str | None = None) -> dict[str, 
 
 
 def versions() -> dict[str, Any]:
-    """Versions of everything below: anygpu, Python, system, NumPy, and the WebGPU bindings (None: not installed)."""
+    """Versions of everything below: anygpu, Python, system, NumPy, and the WebGPU bindings (None: not installed); and
+    the environment variables that are set (`switches`)."""
     import numpy as np
 
-    from apps.cli import _version
+    from apps.cli import version
     from gpu import GpuError
     from gpu.backend import NAMES, open_backend
 
@@ -89,11 +88,12 @@ def versions() -> dict[str, Any]:
         except GpuError:
             backends[name] = None
     return {
-        "anygpu": _version(),
+        "anygpu": version(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "numpy": np.__version__,
         "backends": backends,
+        "switches": {name: os.environ[name] for name in SWITCHES if os.environ.get(name)},
     }
 
 
@@ -128,33 +128,19 @@ fn tick(@builtin(local_invocation_index) lane: u32) {
 
 
 def timestamps_work(device: Device) -> bool:
-    """Whether two timestamps around a dispatch come out in order and not equal, and no error is reported."""
+    """Whether the two timestamps around a dispatch come out in order, not equal and within 10 s, without an error."""
     from gpu import GpuError
+    from gpu.profile import profile_plan
 
     if not device.caps.timestamps:
         return False
-    module, raw = device.backend.module, device.raw
-    kernel = device.kernel_source(_TICK, "tick", label="probe timestamps")
-    out, times = device.alloc(256), device.alloc(16)
+    record = device.recorder()
+    record(device.kernel_source(_TICK, "tick", label="probe timestamps"), grid=1, out=device.alloc(256))
     try:
-        with device.backend.errors("probe timestamps"):
-            queries = raw.create_query_set(type="timestamp", count=2)
-            resolved = raw.create_buffer(size=256, usage=module.BufferUsage.QUERY_RESOLVE | module.BufferUsage.COPY_SRC)
-            encoder = raw.create_command_encoder()
-            writes = {"query_set": queries, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
-            compute = encoder.begin_compute_pass(timestamp_writes=writes)
-            compute.set_pipeline(kernel.pipeline)
-            binding = {"binding": 0, "resource": {"buffer": out.raw, "offset": 0, "size": 256}}
-            compute.set_bind_group(0, raw.create_bind_group(layout=kernel.layouts[0], entries=[binding]))
-            compute.dispatch_workgroups(1)
-            compute.end()
-            encoder.resolve_query_set(queries, 0, 2, resolved, 0)
-            encoder.copy_buffer_to_buffer(resolved, 0, times.raw, times.offset, 16)
-            device.backend.submit(raw, encoder.finish())
-        begin, end = device.read(times, "uint64", 2)
+        (timed,) = profile_plan(record.plan(), repeats=1)
     except GpuError:
         return False
-    return 0 < int(end) - int(begin) < 10**10
+    return 0.0 < timed.seconds < 10.0
 
 
 def matrix_shapes(device: Device) -> list[str]:
@@ -212,10 +198,12 @@ def as_text(report: dict[str, Any]) -> str:
         )
     ]
     if report["adapters"]:
+        from gpu.device import UNUSED_APIS
+
         rows = []
         for a in report["adapters"]:
             mark = ">" if a["index"] == report["taken"] else " "
-            api = f"{a['api']} (not used)" if a["api"] in UNUSED else a["api"]
+            api = f"{a['api']} (not used)" if a["api"] in UNUSED_APIS else a["api"]
             rows.append((mark, a["index"], a["name"], a["type"], api, a["driver"]))
         blocks.append(
             term.style(f"adapters of {report['backend']}", "bold")

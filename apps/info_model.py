@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import term
@@ -20,29 +19,16 @@ if TYPE_CHECKING:
 
 def run(model: str, *, context: int | None = None, as_json: bool = False) -> int:
     """Prints the report. Raises ModelError, FormatError, ConfigError, ValueError for a context out of range."""
+    from apps.pull import locate
     from nn.models.load import ModelFile
 
-    path = locate(model)
-    file = ModelFile(path)
+    file = ModelFile(locate(model))
     try:
         report = collect(file, context)
     finally:
         file.close()
     print(json.dumps(report, indent=2, ensure_ascii=False) if as_json else as_text(report))
     return 0
-
-
-def locate(model: str) -> Path:
-    """The file or folder of a model named as for chat, fetched with a progress bar where it is not here yet."""
-    from apps.pull import ensure
-    from nn.io import registry
-
-    if model in registry.MODELS or model.startswith("hf:"):
-        return ensure(model)
-    path = Path(model).expanduser()
-    if not path.exists():
-        registry.lookup(model)  # raises: no such name, no such path
-    return path
 
 
 def collect(file: ModelFile, context: int | None = None) -> dict[str, Any]:

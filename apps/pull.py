@@ -29,6 +29,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def locate(model: str) -> Path:
+    """The file or folder of a model by name or path, fetched with a progress bar if need be. Raises ModelError."""
+    return ensure(model) if registry.is_name(model) else registry.locate(model)
+
+
 def ensure(name: str, *, force: bool = False) -> Path:
     """A model's file (hf: folder), fetched with a progress bar if it is not in the cache. Raises ModelError."""
     if not force and (path := registry.resolve(name)) is not None:

@@ -96,7 +96,7 @@ class Bar:
     def __enter__(self) -> Bar:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.shown:
             self._write("\r" + " " * len(self.shown) + "\r")
             self.shown = ""

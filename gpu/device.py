@@ -30,7 +30,8 @@ DEFAULT_LIMITS = {
     "max-compute-workgroup-size-y": 256,
     "max-compute-workgroups-per-dimension": 65_535,
 }
-_KINDS = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
+UNUSED_APIS = ("OpenGL", "OpenGLES", "Null")  # adapters of these are taken only by number, or if there are no others
+_PREFERENCE = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}  # by adapter type, the first is taken
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Capabilities:
     max_workgroups: int
     offset_alignment: int
 
+    @property
+    def wide_subgroups(self) -> bool:
+        """Subgroups of eight invocations or more: what kernels that share a row among eight need."""
+        return self.subgroups and self.subgroup_size >= 8
+
 
 def list_adapters(backend: str | None = None) -> list[AdapterInfo]:
     """Every adapter of a backend, in the driver's order. Empty when there is none."""
@@ -91,14 +97,14 @@ def _describe(index: int, adapter: Any) -> AdapterInfo:
 
 def choose(adapters: list[AdapterInfo], wanted: str | None) -> tuple[AdapterInfo, str]:
     """The adapter to use and why. `wanted` is an index or a part of a name (any case); None takes the fastest kind."""
-    usable = [a for a in adapters if a.api not in ("OpenGL", "OpenGLES", "Null")] or adapters
+    usable = [a for a in adapters if a.api not in UNUSED_APIS] or adapters
     if not usable:
         raise NoAdapter(
             "no WebGPU adapter found: this system has no Vulkan, Metal or D3D12 driver. "
             "On Debian or Ubuntu: apt-get install mesa-vulkan-drivers (a software driver is part of it)."
         )
     if wanted is None or wanted == "":
-        best = min(usable, key=lambda a: (_KINDS.get(a.type, 2), a.index))
+        best = min(usable, key=lambda a: (_PREFERENCE.get(a.type, _PREFERENCE["Unknown"]), a.index))
         return best, "the fastest kind of adapter here" if len(usable) > 1 else "the only adapter here"
     if wanted.isdigit():
         for adapter in adapters:

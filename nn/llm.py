@@ -13,7 +13,7 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal, overload
 
 from gpu import Device
@@ -80,7 +80,8 @@ class LLM:
         from nn.io.chat_template import ChatTemplate
         from nn.io.tokenizer import Tokenizer
 
-        self.path = locate(model, progress)
+        fetching, loading = (None if progress is None else partial(progress, what) for what in ("fetch", "load"))
+        self.path = registry.locate(model, fetching)
         file = ModelFile(self.path)
         try:
             self.config = file.config
@@ -90,9 +91,8 @@ class LLM:
             )
             self.template = ChatTemplate.of(self.tokenizer) if self.tokenizer.chat_template else None
             self.device = device or Device.open()
-            report = None if progress is None else (lambda done, total: progress("load", done, total))
             decoder = load_model(
-                file, self.device, context=context, kv_dtype=kv_dtype, gpu_memory=gpu_memory, progress=report
+                file, self.device, context=context, kv_dtype=kv_dtype, gpu_memory=gpu_memory, progress=loading
             )
         finally:
             file.close()
@@ -206,18 +206,3 @@ def messages_of(prompt: str | Sequence[Message], system: str | None) -> list[Mes
     """The messages of a prompt: one of the user's, or those given, behind the system's."""
     messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     return messages if system is None else [{"role": "system", "content": system}, *messages]
-
-
-def locate(model: str | os.PathLike[str], progress: Callable[[str, int, int], None] | None = None) -> Path:
-    """Where a model lies: a known name (which wins over a folder called so) after fetching it if need be, or a path.
-
-    Raises ModelError.
-    """
-    path = Path(model).expanduser()
-    if not isinstance(model, str) or not (model in registry.MODELS or model.startswith("hf:")):
-        if path.exists():
-            return path
-        if not isinstance(model, str) or path.suffix in (".gguf", ".safetensors", ".json"):
-            raise registry.ModelError(f"{path}: no such file or folder")
-    report = None if progress is None else (lambda done, total: progress("fetch", done, total))
-    return registry.fetch(model, report)

