@@ -26,8 +26,7 @@ import numpy as np
 
 from nn.io.errors import DAMAGED, FormatError, quote
 from nn.io.mapped import MappedFile
-from nn.io.weights import DENSE, no_tensor
-from nn.ops.base import Spec
+from nn.io.weights import TensorInfo, WeightSource
 
 MAGIC = b"GGUF"
 
@@ -89,17 +88,6 @@ SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 TOO_LARGE = "no model comes near this limit: the file is damaged or was made to do harm"
 
 Value = bool | int | float | str | np.ndarray | list[str]
-
-
-class TensorInfo(NamedTuple):
-    """Where one tensor is. `shape` is in NumPy order, rows first; `offset` counts bytes from the start of its file."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    offset: int
-    nbytes: int
-    file: int = 0  # which shard
 
 
 class _Array(NamedTuple):
@@ -358,16 +346,15 @@ def _place_tensors(h: _Header, infos: dict[str, TensorInfo], base: int, alignmen
     return placed
 
 
-class GGUF:
-    """An open GGUF model, one file or all shards of a split one. A `WeightSource`; close it, or use it in a `with`.
+class GGUF(WeightSource):
+    """An open GGUF model, one file or all shards of a split one. Close it, or use it in a `with`.
 
-    Attributes: `path` (of the first shard), `metadata` (of the first shard), `tensors` by name in file order.
+    Attributes: `path` and `metadata` (of the first shard), `tensors` by name in file order.
     """
 
     def __init__(self, files: list[MappedFile], metadata: Metadata, tensors: dict[str, TensorInfo]) -> None:
-        self.path = files[0].path
-        self.metadata, self.tensors = metadata, tensors
-        self._files = files
+        super().__init__(files[0].path, files, tensors)
+        self.metadata = metadata
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GGUF:
@@ -388,51 +375,6 @@ class GGUF:
             for file in files:
                 file.close()
             raise
-
-    @property
-    def file_bytes(self) -> int:
-        return sum(file.size for file in self._files)
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
-
-    def info(self, name: str) -> TensorInfo:
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise no_tensor(self.path, name, self.tensors) from None
-
-    def spec(self, name: str) -> Spec:
-        info = self.info(name)
-        return Spec(info.shape, info.type)
-
-    def nbytes(self, name: str) -> int:
-        return self.info(name).nbytes
-
-    def raw(self, name: str) -> np.ndarray:
-        """Read-only view of the stored values; see `WeightSource.raw`."""
-        info = self.info(name)
-        stored = self._files[info.file].view(info.offset, info.nbytes)
-        if info.type in DENSE:
-            return stored.view(DENSE[info.type]).reshape(info.shape)
-        return stored.reshape(math.prod(info.shape[:-1]), -1)
-
-    def release(self, name: str) -> None:
-        info = self.info(name)
-        self._files[info.file].release(info.offset, info.nbytes)
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-
-    def __enter__(self) -> GGUF:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _map(path: Path, files: list[MappedFile]) -> tuple[Metadata, dict[str, TensorInfo]]:

@@ -17,14 +17,13 @@ import os
 import struct
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from nn.io.errors import DAMAGED, FormatError, quote
 from nn.io.mapped import MappedFile
-from nn.io.weights import DENSE, no_tensor
-from nn.ops.base import Spec
+from nn.io.weights import DENSE, TensorInfo, WeightSource
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -34,34 +33,7 @@ MAX_MARKS = 1 << 21  # "," "[" "{" and ":" in it
 MAX_RANK = 32
 FOREIGN = "this is not a safetensors file, or it is damaged"
 
-DTYPES: dict[str, str] = {
-    "F64": "f64",
-    "F32": "f32",
-    "F16": "f16",
-    "BF16": "bf16",
-    "F8_E4M3": "f8_e4m3",
-    "F8_E5M2": "f8_e5m2",
-    "I64": "i64",
-    "I32": "i32",
-    "I16": "i16",
-    "I8": "i8",
-    "U64": "u64",
-    "U32": "u32",
-    "U16": "u16",
-    "U8": "u8",
-    "BOOL": "bool",
-}
-
-
-class TensorInfo(NamedTuple):
-    """Where one tensor is. `dtype` is a key of `nn.io.weights.DENSE`; `offset` is in bytes from the file's start."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    offset: int
-    nbytes: int
-    file: int = 0  # which shard
+DTYPES = {name.upper(): name for name in DENSE}  # as the format spells them -> ours
 
 
 class _Object(dict[str, Any]):
@@ -179,8 +151,8 @@ def _tensor_info(name: str, entry: Any, base: int, fail: Any) -> TensorInfo:
     return TensorInfo(name, tuple(shape), DTYPES[dtype], base + start, nbytes)
 
 
-class Checkpoint:
-    """Open safetensors weights, one file or all shards of an index. A `WeightSource`; close it, or use it in a `with`.
+class Checkpoint(WeightSource):
+    """Open safetensors weights, one file or all shards of an index. Close it, or use it in a `with`.
 
     Attributes: `path` as given, `metadata` (the texts of all files' `__metadata__`), `tensors` by name. With an index,
     only what it lists is there, each tensor from the shard that it names.
@@ -189,8 +161,8 @@ class Checkpoint:
     def __init__(
         self, path: Path, files: list[MappedFile], tensors: dict[str, TensorInfo], metadata: dict[str, str]
     ) -> None:
-        self.path, self.tensors, self.metadata = path, tensors, metadata
-        self._files = files
+        super().__init__(path, files, tensors)
+        self.metadata = metadata
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -212,48 +184,6 @@ class Checkpoint:
             for file in files:
                 file.close()
             raise
-
-    @property
-    def file_bytes(self) -> int:
-        return sum(file.size for file in self._files)
-
-    def names(self) -> list[str]:
-        return list(self.tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
-
-    def info(self, name: str) -> TensorInfo:
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise no_tensor(self.path, name, self.tensors) from None
-
-    def spec(self, name: str) -> Spec:
-        info = self.info(name)
-        return Spec(info.shape, info.dtype)
-
-    def nbytes(self, name: str) -> int:
-        return self.info(name).nbytes
-
-    def raw(self, name: str) -> np.ndarray:
-        """Read-only view of the stored values; see `WeightSource.raw`."""
-        info = self.info(name)
-        return self._files[info.file].view(info.offset, info.nbytes).view(DENSE[info.dtype]).reshape(info.shape)
-
-    def release(self, name: str) -> None:
-        info = self.info(name)
-        self._files[info.file].release(info.offset, info.nbytes)
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _find(folder: Path) -> Path:
