@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
+from typing import Any
 
 DAMAGED = "the file is damaged or incomplete: fetch it again"
 
@@ -36,3 +39,17 @@ def quote(text: str | bytes, limit: int = 60) -> str:
     """Text from a file as it may be shown: control characters escaped, cut to `limit` characters."""
     shown = repr(text[: limit + 1])
     return shown if len(text) <= limit else f"{text[:limit]!r} (cut, {len(text)} in all)"
+
+
+def read_object(path: Path, *, most: int, error: type[ValueError]) -> dict[str, Any]:
+    """The object in a JSON file of at most `most` bytes; an `error` that names the file if it holds anything else."""
+    size = path.stat().st_size
+    if size > most:
+        raise error(f"{path}: {size} bytes; expected at most {most}: this is not such a file, fetch the model again")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path}: not JSON ({problem}); the file is damaged, fetch it again") from None
+    if not isinstance(value, dict):
+        raise error(f"{path}: a JSON {type(value).__name__}; expected an object: fetch the file again")
+    return value

@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from nn.io.bpe import byte_alphabet
+from nn.io.errors import read_object
 from nn.io.spm import BYTE_PIECE, SPACE
 from nn.io.vocabulary import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, TokenizerError, Whole
 
@@ -178,12 +179,4 @@ def _read(path: Path, *, needed: bool = False) -> dict[str, Any]:
                 "fetch it from where the model came from"
             )
         return {}
-    if path.stat().st_size > MAX_BYTES:
-        raise TokenizerError(f"{path}: {path.stat().st_size} bytes; expected at most {MAX_BYTES}: not a tokenizer file")
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path}: not JSON ({error}); the file is damaged, fetch it again") from None
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path}: a JSON {type(value).__name__}; expected an object: fetch the file again")
-    return value
+    return read_object(path, most=MAX_BYTES, error=TokenizerError)

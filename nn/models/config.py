@@ -48,8 +48,19 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in SCALINGS:
             raise ConfigError(f"rope scaling: kind {self.kind!r} is not supported; supported: {', '.join(SCALINGS)}")
-        if not (self.factor > 0.0 and math.isfinite(self.factor)):
-            raise ConfigError(f"rope scaling: factor must be a positive number, got {self.factor}")
+        if not 1e-6 <= self.factor <= 1e6:
+            raise ConfigError(f"rope scaling: factor must be a positive number up to 1e6, got {self.factor}")
+        if self.attention_factor is not None and not 1e-6 <= self.attention_factor <= 1e6:
+            raise ConfigError(
+                f"rope scaling: the attention factor must be a positive number up to 1e6, got {self.attention_factor}"
+            )
+        if self.kind == "yarn" and not (0.0 < self.beta_slow < math.inf and 0.0 < self.beta_fast < math.inf):
+            raise ConfigError(
+                f"rope scaling: beta_fast and beta_slow must be positive numbers, got {self.beta_fast} and "
+                f"{self.beta_slow}"
+            )
+        if (bad := next((f for f in self.factors if not 1e-6 <= f < math.inf), None)) is not None:
+            raise ConfigError(f"rope scaling: frequency factors must be positive numbers, one is {bad}")
         if self.kind in ("dynamic", "yarn", "llama3") and self.original_context < 1:
             raise ConfigError(
                 f"rope scaling: kind {self.kind!r} needs the context length of the original training, "

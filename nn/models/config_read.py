@@ -38,9 +38,22 @@ GEMMA3_DEFAULTS = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
+MAX_NUMBER = 1e37  # float32 ends soon after
 GEMMA3_PATTERN = 6  # five sliding layers, then a global one
 GEMMA3_LOCAL_BASE = 1e4
 GEMMA3_27B_LAYERS = 62  # the one size whose query scale is not 1 / sqrt(head size), and GGUF has no key for it
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def shown(value: Any) -> str:
+    """A value from a file as an error may show it, however large it is."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a number of more than 40 digits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 class _Keys:
@@ -50,7 +63,7 @@ class _Keys:
         self.values, self.where, self.prefix = values, where, prefix
 
     def fail(self, key: str, got: Any, wanted: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {self.prefix + key} is {got!r}; expected {wanted}")
+        return ConfigError(f"{self.where}: {self.prefix + key} is {shown(got)}; expected {wanted}")
 
     def raw(self, key: str) -> Any:
         value: Any = self.values.get(self.prefix + key)
@@ -71,15 +84,13 @@ class _Keys:
             if not value or any(v != value[0] for v in value):
                 raise self.fail(key, value, "the same whole number for every layer")
             value = value[0]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.fail(key, value, wanted)
-        if int(value) != value or not 1 <= value <= most:
+        if not _is_number(value) or not 1 <= value <= most or int(value) != value:
             raise self.fail(key, value, wanted)
         return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._need(key, default, "a number")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not _is_number(value) or not abs(value) < MAX_NUMBER:
             raise self.fail(key, value, "a finite number")
         return float(value)
 
@@ -196,9 +207,11 @@ def _gguf_sliding(keys: _Keys, gemma: bool, layers: int, window: int | None) -> 
     if pattern is None:
         pattern = GEMMA3_PATTERN if gemma else 0
     if isinstance(pattern, (list, tuple)):
-        if len(pattern) != layers:
-            raise keys.fail("attention.sliding_window_pattern", pattern, f"{layers} entries, one a layer")
+        if len(pattern) != layers or any(p not in (0, 1) for p in pattern):
+            raise keys.fail("attention.sliding_window_pattern", pattern, f"{layers} entries, one a layer, each 0 or 1")
         return tuple(bool(p) for p in pattern)
+    if not _is_number(pattern) or pattern not in range(4097):
+        raise keys.fail("attention.sliding_window_pattern", pattern, "a whole number up to 4096, or one entry a layer")
     return tuple(_is_sliding(i, int(pattern)) for i in range(layers))
 
 
@@ -330,7 +343,7 @@ def _json_sliding(keys: _Keys, kind: str, layers: int) -> tuple[int | None, tupl
     types = keys.raw("layer_types")
     if types is not None:
         known = {"sliding_attention": True, "full_attention": False}
-        if not isinstance(types, (list, tuple)) or len(types) != layers or any(t not in known for t in types):
+        if not isinstance(types, (list, tuple)) or len(types) != layers or any(t not in [*known] for t in types):
             raise keys.fail("layer_types", types, f"{layers} entries of sliding_attention or full_attention")
         return window, tuple(known[t] for t in types)
     if kind in ("qwen2", "qwen3"):
@@ -373,7 +386,8 @@ def _json_context(keys: _Keys) -> int:
     context = keys.integer("max_position_embeddings")
     section = _rope_section(keys, None)
     if section["rope_type"] == "dynamic":
-        context = int(context * _Keys(section, "config.json rope_scaling").number("factor"))
+        factor = _Keys(section, "config.json rope_scaling").number("factor")
+        context = int(min(context * factor, 2.0**31))  # ModelConfig refuses what is out of range
     return context
 
 
@@ -388,10 +402,17 @@ def _json_rope(keys: _Keys, head_dim: int, gemma: bool) -> Rope:
         local = sliding.number("rope_theta", GEMMA3_LOCAL_BASE)
     return Rope(
         base=part.number("rope_theta", 1e4),
-        dims=int(head_dim * part.number("partial_rotary_factor", 1.0)),
+        dims=int(head_dim * _rotary_part(part)),
         local_base=local,
         scaling=_json_scaling(part, keys),
     )
+
+
+def _rotary_part(part: _Keys) -> float:
+    value = part.number("partial_rotary_factor", 1.0)
+    if not 0.0 < value <= 1.0:
+        raise part.fail("partial_rotary_factor", value, "a number over 0, up to 1")
+    return value
 
 
 def _json_scaling(part: _Keys, keys: _Keys) -> RopeScaling | None:
@@ -420,7 +441,10 @@ def _json_scaling(part: _Keys, keys: _Keys) -> RopeScaling | None:
         mscale, mscale_all = part.optional("mscale"), part.optional("mscale_all_dim")
         if attention is None and mscale and mscale_all:
             log = 0.1 * math.log(factor) if factor > 1.0 else 0.0
-            attention = (mscale * log + 1.0) / (mscale_all * log + 1.0)
+            below = mscale_all * log + 1.0
+            if below <= 0.0:
+                raise part.fail("mscale_all_dim", mscale_all, "a number over 0")
+            attention = (mscale * log + 1.0) / below
         return RopeScaling(
             "yarn",
             factor=factor,

@@ -6,7 +6,6 @@ than the device buffers is in memory at any time.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nn.io.errors import read_object
 from nn.io.gguf import GGUF
 from nn.io.weights import DENSE, WeightSource, open_weights
 from nn.models.config import ConfigError, ModelConfig, kv_bytes
 from nn.models.decoder import Decoder
-from nn.models.names import Source, gguf_sources, hf_sources
+from nn.models.names import Source, check_shapes, gguf_sources, hf_sources
 from nn.ops.base import Spec
 from nn.quant.formats import FORMATS, bf16_values, dequantize
 from nn.quant.repack import plane_offsets
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpu import Device
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+MAX_CONFIG_BYTES = 1 << 24  # of a config.json
 DEFAULT_CONTEXT = 4096  # tokens, or the model's own limit if that is less
 
 
@@ -52,7 +53,7 @@ class ModelFile:
         if isinstance(self.source, GGUF):
             factors = None
             if "rope_freqs.weight" in self.source:
-                factors = [float(x) for x in self._values("rope_freqs.weight")]
+                factors = [float(x) for x in self._values("rope_freqs.weight").reshape(-1)]
             self.config = ModelConfig.from_gguf(self.source.metadata, shapes, rope_factors=factors)
             self.sources = gguf_sources(self.config, names)
         else:
@@ -61,13 +62,14 @@ class ModelFile:
             if not self.config.tied_head and head_name is None:
                 self.config = replace(self.config, tied_head=True)
             self.sources = hf_sources(self.config, names)
+        check_shapes(self.config, self.sources, shapes)
 
     def _config_json(self) -> dict[str, Any]:
         folder = self.path if self.path.is_dir() else self.path.parent
         file = folder / "config.json"
         if not file.is_file():
             raise ConfigError(f"{folder}: no config.json beside the weights; it says what the model is made of")
-        return json.loads(file.read_text(encoding="utf-8"))
+        return read_object(file, most=MAX_CONFIG_BYTES, error=ConfigError)
 
     @property
     def metadata(self) -> Any:
@@ -211,7 +213,9 @@ def check_fit(file: ModelFile, device: Device, context: int, kv_dtype: str, limi
 
 
 def _size(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.0f} MiB"
+    if nbytes >= 1 << 30:
+        return f"{nbytes / (1 << 30):.2f} GiB"
+    return f"{nbytes / (1 << 20):.0f} MiB" if nbytes >= 10 << 20 else f"{nbytes / (1 << 10):.0f} KiB"
 
 
 def load_model(

@@ -10,7 +10,7 @@ One table a format below; both directions are derived from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,6 +195,22 @@ def hf_sources(config: ModelConfig, names: Iterable[str]) -> dict[str, Source]:
     if config.tied_head:
         names.discard(hf_source(config, "head", prefix=prefix).name)
     return _match(config, found, names, HF_IGNORED, "safetensors")
+
+
+def check_shapes(config: ModelConfig, sources: Mapping[str, Source], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Hold the stored shape of every parameter against the config. Raises ConfigError naming the first that differs."""
+    for canonical, wanted in tensor_table(config).items():
+        source = sources[canonical]
+        if source.rows is not None:  # a fused q, k, v
+            wanted = (config.q_dim + 2 * config.kv_dim, *wanted[1:])
+        wanted = wanted[::-1] if source.transpose else wanted
+        if tuple(shapes[source.name]) != wanted:
+            raise ConfigError(
+                f"tensor {source.name} has shape {tuple(shapes[source.name])}; expected {wanted} by the description of "
+                f"the model ({config.family}: {config.dim} features, {config.heads} heads of {config.head_dim}, "
+                f"{config.kv_heads} key/value heads, {config.ffn_dim} in the MLP, {config.vocab} tokens). "
+                "The two do not belong together: fetch the model again"
+            )
 
 
 def gguf_canonical(config: ModelConfig, name: str) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ import numpy as np
 
 from nn.models.config import ConfigError, ModelConfig, Rope, RopeScaling
 
+BLOCK = 4096  # positions
+
 
 def rope_table(config: ModelConfig, context: int, *, local: bool = False) -> np.ndarray:
     """Cos and sin of every position's angles, each times the attention factor.
@@ -38,8 +40,12 @@ def rope_table(config: ModelConfig, context: int, *, local: bool = False) -> np.
         frequencies, scale = plain_frequencies(rope.local_base, rope.dims), 1.0
     else:
         frequencies, scale = rope_frequencies(rope, context)
-    angles = np.arange(context, dtype=np.float64)[:, None] * frequencies  # (context, R/2), radians
-    return (np.stack((np.cos(angles), np.sin(angles)), axis=-1) * scale).astype(np.float32)
+    table = np.empty((context, len(frequencies), 2), np.float32)
+    for first in range(0, context, BLOCK):  # float64 of a few positions at a time: contexts can be long
+        part = table[first : first + BLOCK]
+        angles = np.arange(first, first + len(part), dtype=np.float64)[:, None] * frequencies  # (rows, R/2), radians
+        part[..., 0], part[..., 1] = np.cos(angles) * scale, np.sin(angles) * scale
+    return table
 
 
 def plain_frequencies(base: float, dims: int) -> np.ndarray:
