@@ -150,10 +150,10 @@ def _case(variant: Variant, make: Make, *, subgroups: bool) -> Case:
     rows, keys, mask = make.parts
     files = (f"attention/{variant}.wgsl", "attention/params.wgsl", f"attention/rows_{rows}.wgsl")
     files += (f"attention/keys_{keys}.wgsl", f"attention/mask_{mask}.wgsl")
-    if variant == "decode":
-        files += (f"lib/reduce{'_subgroup' if subgroups else ''}.wgsl",)
+    if variant in ("decode", "lanes"):
+        files += (f"lib/reduce{'_subgroup' if subgroups or variant == 'lanes' else ''}.wgsl",)
     needs = {"f16"} if "f16" in (make.elem, make.kv) else set()
-    needs |= {"subgroups"} if subgroups else set()
+    needs |= {"subgroups"} if subgroups else {"wide_subgroups"} if variant == "lanes" else set()
     how = f"{make.title} {mask} {rows}{' subgroups' if subgroups else ''}"
     name = f"attention/{variant} attention_{variant}: {how}, q {make.elem} kv {make.kv} D {make.d}"
     options = {"elem": make.elem, "kv": make.kv, "d": make.d, "variant": variant, "subgroups": subgroups}

@@ -10,13 +10,15 @@ from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec, check_step
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
-    from gpu import Buffer, Recorder
+    from gpu import Buffer, Capabilities, Recorder
 
-Variant = Literal["tile", "decode", "narrow"]
-VARIANTS: tuple[Variant, ...] = ("tile", "decode", "narrow")  # files of shaders/attention/
+Variant = Literal["tile", "decode", "lanes", "narrow"]
+VARIANTS: tuple[Variant, ...] = ("tile", "decode", "lanes", "narrow")  # files of shaders/attention/
 MAX_HEAD = 256  # features a head
 TILE_ROWS = 64  # query rows a workgroup of tile.wgsl
 NARROW_ROWS = 4  # (query row, head) pairs a workgroup of narrow.wgsl at most
+LANES_ROWS = 8  # up to this many query rows lanes.wgsl is used, where subgroups are wide enough
+LANES_WG = 256  # invocations a workgroup of lanes.wgsl at most: measured on an H200, best up to 1,000 keys
 DECODE_ROWS = 256  # up to this many query rows decode.wgsl is used: on an H200 it is faster up to there
 
 
@@ -288,7 +290,7 @@ def record_attention(
     if batch * heads * q_len * d == 0:
         return
     if variant is None:
-        variant = "narrow" if device.caps.kind == "cpu" else "decode" if q_len <= DECODE_ROWS else "tile"
+        variant = best_variant(device.caps, q_len)
     wide = k_len > 0 and d % 4 == 0 and all(stride % 4 == 0 for view in (q, k, v, out) for stride in view.strides)
     parts = {
         "rows": f"attention/rows_{'vec4' if wide else 'scalar'}.wgsl",
@@ -317,6 +319,8 @@ def record_attention(
     if variant == "tile":
         constants["CHUNKS"] = 2 if d <= 128 else 4  # of 32 features each
         grid = (-(-q_len // TILE_ROWS), heads * -(-d // (32 * constants["CHUNKS"])), batch)
+    elif variant == "lanes":
+        constants |= lanes_constants(device.caps, d)
     elif variant == "narrow":
         pairs = q_len * (heads // kv_heads)
         constants["ROWS"] = -(-pairs // -(-pairs // NARROW_ROWS))  # 5 pairs: 3 and 2
@@ -327,7 +331,7 @@ def record_attention(
         types=types,
         constants=constants,
         parts=parts,
-        subgroups=subgroups if variant == "decode" else False,
+        subgroups=subgroups if variant == "decode" else variant == "lanes",
     )
     record(
         kernel,
@@ -345,6 +349,26 @@ def record_attention(
         softcap=softcap,
         **strides,
     )
+
+
+def best_variant(caps: Capabilities, q_len: int) -> Variant:
+    """The kernel for this many query rows on this device."""
+    if caps.kind == "cpu":
+        return "narrow"
+    if q_len <= LANES_ROWS and caps.wide_subgroups:
+        return "lanes"
+    return "decode" if q_len <= DECODE_ROWS else "tile"
+
+
+def lanes_constants(caps: Capabilities, d: int) -> dict[str, int]:
+    """Sizes of lanes.wgsl: as many invocations as the device and 12 KiB of sums allow; wide heads: fewer keys."""
+    groups = -(-d // 4)
+    size = max(caps.subgroup_size, 8)
+    wg = 64
+    while wg < min(LANES_WG, caps.max_invocations) and 2 * wg // size * groups * 16 <= 12 << 10:
+        wg *= 2
+    quads = -(-groups // 8)
+    return {"WG": max(wg, size), "SUBGROUP": size, "AHEAD": 4 if quads <= 2 else 2 if quads <= 4 else 1}
 
 
 def _four(x: Tensor) -> Tensor:
