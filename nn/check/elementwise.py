@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nn import functional as ops
+from nn.check.arrays import STORE_ERROR, STORE_FLOOR
 from nn.check.base import Case, Outcome
 from nn.graph import codegen
 from nn.graph.expr import Apply, Load, Value
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from gpu import Device
 
 SHADER = ("elementwise/math.wgsl",)
-STORE = {"f32": (0.0, 0.0), "f16": (2.0**-10, 2.0**-24)}  # error of storing a result: relative, and near zero
 SIZES = [1, 3, 4, 255, 1028]  # one; less than a vector; a vector; not a multiple of 4; several workgroups of vectors
 THOROUGH = ("neg", "exp", "gelu")  # in every size and dtype: loads and stores do not depend on the function
 INF, NAN = math.inf, math.nan
@@ -173,7 +173,7 @@ def put(device: Device, values: np.ndarray, dtype: str) -> tuple[Tensor, np.ndar
 
 
 def outcome(got: Tensor, want: np.ndarray, rtol: float, label: str, atol: float = 0.0) -> Outcome:
-    more, floor = STORE.get(got.dtype, (0.0, 0.0))
+    more, floor = STORE_ERROR.get(got.dtype, 0.0), STORE_FLOOR.get(got.dtype, 0.0)
     if got.dtype == "f16":
         with np.errstate(invalid="ignore"):
             want = np.where(np.abs(want) > 65504, np.sign(want) * INF, want)
@@ -378,7 +378,7 @@ def layouts(device: Device, rng: np.random.Generator, *, dtype: str) -> Iterator
             ((x * col).transpose(0, 2).reshape(-1) + 1, (x64 * col64).transpose(2, 1, 0).reshape(-1) + 1, "copied"),
             # (the copy rounds the product to f16 before 1 is added)
         ):
-            stored = 4 * STORE[dtype][0] if label == "copied" else 0.0
+            stored = 4 * STORE_ERROR[dtype] if label == "copied" else 0.0
             yield outcome(got, want, 3e-7, f"{label} {b}x{n}x{m}", 3e-7 + stored)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu import LimitExceeded
+from nn.check import arrays, reference
 from nn.check.base import Case, Outcome
 from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array, Op
@@ -39,30 +40,14 @@ EPS = 1e-5
 # --- truths ----------------------------------------------------------------------------------------------------------
 
 
-def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float = EPS) -> np.ndarray:
-    """x / sqrt(mean(x^2) + eps) * gain over the last axis, float64."""
-    x = x.astype(np.float64)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain.astype(np.float64)
+def rms_norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    """reference.rms_norm in float64, with the eps of these checks."""
+    return reference.rms_norm(x.astype(np.float64), gain, eps=EPS)
 
 
 def gated(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
     """act(gate) * up, float64."""
-    if activation == "silu":
-        return gate / (1.0 + np.exp(-gate)) * up
-    inner = np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)
-    return 0.5 * gate * (1.0 + np.tanh(inner)) * up
-
-
-def rotate(x: np.ndarray, angles: np.ndarray, *, interleaved: bool) -> np.ndarray:
-    """Rotary embedding of x (T, H, D) float64 by angles (T, R/2) radians; features past R as they are."""
-    half = angles.shape[1]
-    out = x.copy()
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
-    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
-    a, b = x[..., first], x[..., second]
-    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
-    return out
+    return reference.activate(activation, gate) * up
 
 
 def products(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, float]:
@@ -76,7 +61,7 @@ def products(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, float]:
 
 def poisoned(device: Device, *shape: int) -> Buffer:
     """A buffer of NaN, so that what a kernel leaves unwritten fails."""
-    return device.upload(np.full(shape, np.nan, np.float32))
+    return arrays.poisoned(device, shape).buffer
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -169,7 +154,8 @@ class Projection:
             q, k = rms_norm(q, q_gain), rms_norm(k, k_gain)
         places = np.arange(self.position, self.position + self.tokens)
         angles = self.angles[np.minimum(places, self.table_rows - 1)]
-        q, k = (rotate(part, angles, interleaved=self.interleaved) for part in (q, k))
+        pairing = "interleaved" if self.interleaved else "neox"
+        q, k = (reference.rotate(part, np.cos(angles), np.sin(angles), pairing=pairing) for part in (q, k))
         k_cache, v_cache = (cache.astype(np.float64) for cache in self.caches)
         kept = places[: self.valid][places[: self.valid] < self.context]
         k_cache[kept] = k.reshape(self.tokens, -1)[: len(kept)]

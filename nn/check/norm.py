@@ -10,6 +10,7 @@ import numpy as np
 
 from nn.check.arrays import STORE_ERROR, STORE_FLOOR, fetch, poisoned, upload
 from nn.check.base import Case, Outcome
+from nn.check.reference import layer_norm, rms_norm
 from nn.ops.norm import record_layer_norm, record_rms_norm
 
 if TYPE_CHECKING:
@@ -19,17 +20,8 @@ if TYPE_CHECKING:
 # workgroup sizes (64 up to 512 columns, then 256).
 SHAPES = [(1, 1), (3, 5), (7, 64), (8, 65), (9, 6), (2, 257), (3, 512), (2, 513), (2, 1031)]
 FOLDED = {False: (65_537, 3), True: (524_289, 1)}  # one workgroup past 65,535 of them
+ONE = np.ones(())
 ROUNDING = 1e-5  # relative: f32 sums of up to 1031 squares in fixed order, inverseSqrt to 2 ulp, three products
-
-
-def rms_norm(x: np.ndarray, *, eps: float) -> np.ndarray:
-    """x / sqrt(mean(x^2) + eps) over the last axis, float64."""
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
-
-
-def layer_norm(x: np.ndarray, *, eps: float) -> np.ndarray:
-    """(x - mean) / sqrt(var + eps) over the last axis, float64."""
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
 
 
 def cases() -> list[Case]:
@@ -72,7 +64,7 @@ def _rms(
             subgroups=subgroups,
         )
         record.submit()
-        term = rms_norm(x64, eps=1e-3) * (1.0 if entry == "rms_norm" else gain64)
+        term = rms_norm(x64, ONE if entry == "rms_norm" else gain64, eps=1e-3)
         want = term + residual64 if entry == "add_rms_norm" else term
         atol = STORE_FLOOR[elem] + ROUNDING * float(np.abs(term).max())
         yield Outcome(fetch(device, out), want, ROUNDING + STORE_ERROR[elem], atol, label=str(shape))
@@ -106,7 +98,7 @@ def _layer(
             subgroups=subgroups,
         )
         record.submit()
-        term = layer_norm(x64, eps=1e-3) * (1.0 if entry == "layer_norm" else weight64)
+        term = layer_norm(x64, ONE if entry == "layer_norm" else weight64, np.zeros(()), eps=1e-3)
         want = term + bias64 if entry == "layer_norm_affine" else term
         atol = STORE_FLOOR[elem] + ROUNDING * max(float(np.abs(term).max()), 1.0)
         yield Outcome(fetch(device, out), want, ROUNDING + STORE_ERROR[elem], atol, label=str(shape))

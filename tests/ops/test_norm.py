@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nn.check.norm import layer_norm as layer_truth
-from nn.check.norm import rms_norm as rms_truth
+from nn.check import reference
 from nn.ops.base import ShapeError
 from nn.ops.norm import add_rms_norm, layer_norm, rms_norm
 from nn.tensor import Tensor
@@ -17,9 +16,9 @@ def test_rms_norm_over_one_and_two_axes(device, rng):
     w = rng.standard_normal((4, 7)).astype(np.float32)
     t = Tensor(x, device)
     got = rms_norm(t, 7, Tensor(w[0], device), 1e-5).numpy()
-    np.testing.assert_allclose(got, rms_truth(x.astype(np.float64), eps=1e-5) * w[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got, reference.rms_norm(x.astype(np.float64), w[0], eps=1e-5), rtol=1e-5, atol=1e-6)
     got = rms_norm(t, (4, 7), Tensor(w, device), eps=1e-5).numpy()
-    want = rms_truth(x.astype(np.float64).reshape(3, 28), eps=1e-5).reshape(x.shape) * w
+    want = reference.rms_norm(x.astype(np.float64).reshape(3, 28), w.reshape(28), eps=1e-5).reshape(x.shape)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -46,7 +45,9 @@ def test_add_rms_norm(device, rng):
     x, residual = rng.standard_normal((2, 5, 33)).astype(np.float32)
     w = rng.standard_normal(33).astype(np.float32)
     got = add_rms_norm(Tensor(residual, device), Tensor(x, device), Tensor(w, device), eps=1e-6).numpy()
-    np.testing.assert_allclose(got, residual + rms_truth(x.astype(np.float64), eps=1e-6) * w, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        got, residual + reference.rms_norm(x.astype(np.float64), w, eps=1e-6), rtol=1e-5, atol=2e-6
+    )
 
 
 @pytest.mark.parametrize("parts", ["", "w", "b", "wb"])
@@ -59,7 +60,8 @@ def test_layer_norm_with_and_without_weight_and_bias(device, rng, parts):
         Tensor(w, device) if "w" in parts else None,
         Tensor(b, device) if "b" in parts else None,
     ).numpy()
-    want = layer_truth(x.astype(np.float64), eps=1e-5) * (w if "w" in parts else 1) + (b if "b" in parts else 0)
+    gain, shift = w if "w" in parts else np.ones(()), b if "b" in parts else np.zeros(())
+    want = reference.layer_norm(x.astype(np.float64), gain, shift, eps=1e-5)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=4e-6)
 
 
@@ -70,8 +72,11 @@ def test_layer_norm_with_a_large_mean(device):  # CASES 2
 
 
 def test_truths_by_hand():
-    np.testing.assert_allclose(rms_truth(np.array([[3.0, 4.0]]), eps=0.0), [[3 / 12.5**0.5, 4 / 12.5**0.5]])
-    np.testing.assert_allclose(layer_truth(np.array([[1.0, 3.0]]), eps=3.0), [[-0.5, 0.5]])
+    gain = np.array([1.0, 2.0])
+    got = reference.rms_norm(np.array([[3.0, 4.0]]), gain, eps=0.0)
+    np.testing.assert_allclose(got, [[3 / 12.5**0.5, 8 / 12.5**0.5]])
+    got = reference.layer_norm(np.array([[1.0, 3.0]]), gain, np.array([0.0, 5.0]), eps=3.0)
+    np.testing.assert_allclose(got, [[-0.5, 6.0]])
 
 
 def test_no_rows_give_no_rows(device):
