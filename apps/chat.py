@@ -32,6 +32,7 @@ HELP = '''\
 /stats             speed and lengths of the last answer
 /quit              leave (or Ctrl-D); Ctrl-C stops an answer
 """                begins a message of several lines, and ends it'''
+MAX_PROMPT = 16_000_000  # characters
 ENDINGS = {"cancelled": "stopped", "length": "the context is full: /reset begins afresh"}
 # A model's text must not command the terminal: control characters show as symbols.
 CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -88,11 +89,22 @@ def _prompt(args: argparse.Namespace) -> str | None:
     elif term.is_terminal(sys.stdin):
         return None
     else:
-        text = "" if sys.stdin is None else sys.stdin.read()
+        text = "" if sys.stdin is None else _read_stdin()
         prompt = text.removesuffix("\n").removesuffix("\r")  # the end of the last line is not part of it
     if not prompt.strip() and not (args.raw and args.prompt):
         raise ValueError("the prompt is empty: give it as an argument or on stdin")
     return prompt
+
+
+def _read_stdin() -> str:
+    """All of stdin. Raises ValueError where it cannot be read or does not end."""
+    try:
+        text = sys.stdin.read(MAX_PROMPT + 1)
+    except OSError as error:
+        raise ValueError(f"stdin cannot be read: {error.strerror}; give the prompt as an argument") from error
+    if len(text) > MAX_PROMPT:
+        raise ValueError(f"the prompt on stdin has over {MAX_PROMPT:,} characters: no context holds that; shorten it")
+    return text
 
 
 def _options(args: argparse.Namespace) -> SamplingOptions:

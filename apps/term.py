@@ -162,6 +162,8 @@ def run_main(command: Callable[[], int | None]) -> int:
     code 2, Ctrl-C is 130, a closed pipe or terminal is a quiet 141. Anything else is a bug and keeps its traceback, as
     does everything with ANYGPU_TRACEBACK=1. Characters that the terminal cannot show are replaced.
     """
+    if sys.stdout is None:  # closed by the caller, or a Windows program without a console
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")
@@ -195,6 +197,8 @@ def _report(error: Exception) -> bool:
         message = f"needs {error.name}: pip install 'anygpu[{EXTRAS[error.name]}]'"
     elif isinstance(error, OSError) and error.filename is not None:
         message = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        message = "the output could not be written: no space left on its device"
     elif isinstance(error, (ValueError, OSError)) or (gpu_errors and isinstance(error, gpu_errors.GpuError)):
         message = str(error) or type(error).__name__
     else:

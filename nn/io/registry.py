@@ -150,12 +150,23 @@ HF_FILES = (
 def cache_dir() -> Path:
     """Where everything fetched or remembered lies: ANYGPU_CACHE, or the platform's cache folder for users."""
     if own := os.environ.get("ANYGPU_CACHE"):
-        return Path(own).expanduser()
+        return expanded(own)
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "anygpu" / "Cache"
+        return Path(os.environ.get("LOCALAPPDATA") or expanded("~/AppData/Local")) / "anygpu" / "Cache"
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "anygpu"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anygpu"
+        return expanded("~/Library/Caches/anygpu")
+    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "anygpu"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with a ~ or ~USER at its start resolved. Raises ModelError where there is no such user or no home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ModelError(
+            f"{os.fspath(path)}: the home folder it names is not known; write the path out, or set ANYGPU_CACHE to a "
+            "folder for models"
+        ) from None
 
 
 def lookup(name: str) -> Model:
@@ -178,7 +189,9 @@ def locate(model: str | os.PathLike[str], progress: Progress | None = None) -> P
 
     Raises ModelError.
     """
-    path = Path(model).expanduser()
+    path = expanded(model)
+    if not os.fspath(model):
+        raise ModelError("the model's name is empty: give a name or a path; anygpu pull --list shows the names")
     if not is_name(model):
         if path.exists():
             return path

@@ -82,6 +82,22 @@ def test_prompt_from_a_pipe(say, shared):
     assert say("--raw", "--temperature", "0", "--max-tokens", "2", stdin="A\r\n")[1] == " one two\n"
 
 
+def test_a_pipe_that_does_not_end_or_cannot_be_read(say, monkeypatch, capsys):
+    monkeypatch.setattr(chat, "MAX_PROMPT", 100)
+    assert say("--json", stdin="x" * 100)[0] == 0
+    for raw in (False, True):
+        code, out, error = say(*(["--raw"] if raw else []), stdin="x" * 101)
+        assert (code, out) == (2, "") and "the prompt on stdin has over 100 characters" in error
+
+    class Broken(io.StringIO):
+        def read(self, size=-1):
+            raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(sys, "stdin", Broken())
+    assert cli.main(["chat"]) == 2
+    assert "stdin cannot be read: Bad file descriptor" in capsys.readouterr().err
+
+
 def test_raw_is_the_text_itself(say):
     assert say("A", "--raw", "--temperature", "0", "--max-tokens", "3")[:2] == (0, " one two three\n")
     assert say("U", "--raw", "--temperature", "0")[1] == "\U0001f600!\n"
@@ -180,6 +196,8 @@ def test_models_that_cannot_be_opened(folder, tmp_path, capsys):
         (["--model", str(tmp_path / "none.gguf")], r"none\.gguf: no such file or folder"),
         (["--model", str(empty)], r"empty\.gguf.*empty file"),
         (["--model", str(tmp_path)], str(tmp_path)),
+        (["--model", ""], "the model's name is empty: give a name or a path"),
+        (["--model", "~no such user/x.gguf"], "~no such user/x.gguf: the home folder it names is not known"),
         (["--model", str(folder), "--context", "5000"], r"context must be from 1 to 2,048 tokens, .* got 5,000"),
         (["--model", str(folder), "--context", "0"], "context must be from 1 to 2,048"),
         (["--model", str(folder), "--context", "4"], "the prompt has .* tokens, the context holds 4"),

@@ -196,5 +196,13 @@ def test_input_that_is_not_utf8():
 
 
 def test_stdout_that_is_closed_from_the_start():
-    process = python("print('lost')", stdout=None, preexec_fn=lambda: os.close(1))
-    assert finish(process) == (0, "", "")
+    for code in ("print('lost')", "sys.stdout.write('lost' + str(sys.stdout.encoding))"):
+        process = python(code, stdout=None, preexec_fn=lambda: os.close(1))
+        assert finish(process) == (0, "", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_is_said():
+    with open("/dev/full", "wb") as full:
+        process = python("print('lost')", stdout=full)
+        assert finish(process) == (2, "", "anygpu: the output could not be written: no space left on its device\n")

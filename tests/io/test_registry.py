@@ -217,6 +217,9 @@ def test_cache_dir_follows_the_platform(monkeypatch):
     assert registry.cache_dir() == Path("/x/anygpu")
     monkeypatch.setenv("ANYGPU_CACHE", "~/models")
     assert registry.cache_dir() == Path("/home/me/models")
+    monkeypatch.setenv("ANYGPU_CACHE", "~no such user/models")
+    with pytest.raises(ModelError, match=r"the home folder it names is not known.* set ANYGPU_CACHE"):
+        registry.cache_dir()
 
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
