@@ -321,7 +321,7 @@ def test_temporaries_share_memory(device, rng):
     want = x.numpy().astype(np.float64)
     for _ in range(8):
         want = np.tanh(want - 0.5) * (want + 0.5)
-    np.testing.assert_allclose(y.numpy(), want, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(y.numpy(), want, rtol=1e-5, atol=2e-5)  # rounds amplify the first one's rounding
 
 
 def test_realize_keeps_the_value(x):

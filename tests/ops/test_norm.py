@@ -38,7 +38,7 @@ def test_rms_norm_of_f16_sums_in_f32(device):  # CASES 4: the sum of squares, 4e
         pytest.skip("the device has no f16")
     got = rms_norm(Tensor(np.full((1, 4096), 100.0, np.float16), device), (4096,), eps=0.0)
     assert got.dtype == "f16"
-    np.testing.assert_allclose(got.numpy(), 1.0, atol=1e-3)
+    np.testing.assert_allclose(got.numpy(), 1.0, rtol=0, atol=2.0**-10)  # a driver may truncate when it stores f16
 
 
 def test_add_rms_norm(device, rng):
