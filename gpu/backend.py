@@ -1,4 +1,5 @@
-"""Which WebGPU: wgpu-native through `wgpu` (the default) or Dawn through `wgpudawn`. All private API is used here.
+"""Which WebGPU: wgpu-native through `wgpu` (the default) or Dawn through `wgpudawn`. Private API is used here only
+(native.py takes the addresses behind its objects).
 
 Both packages have the same Python API. What differs, and lives in this file: trusted shader modules (no injected
 bounds checks), waiting, reading back without a polling thread, errors reported outside any call, and feature names.
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gpu.errors import DeviceLost, GpuError, OutOfMemory, ShaderError
+from gpu.errors import DeviceLost, GpuError, OutOfMemory
 from gpu.native import DirectCalls, PublicCalls
 
 NAMES = ("wgpu", "dawn")
@@ -426,11 +427,3 @@ def _without_lines(pattern: re.Pattern[bytes]) -> Iterator[None]:
             for line in caught:
                 if not pattern.match(line):
                     os.write(2, line)
-
-
-def shader_error(text: str, source: Any) -> ShaderError:
-    """The driver's complaint with the file and line a person wrote, found through the loader's line map."""
-    m = re.search(r"wgsl:(\d+):(\d+)", text) or re.search(r"(?:^|\s):(\d+):(\d+)", text)
-    place = source.where(int(m[1])) if m else source.path
-    line = source.code.splitlines()[int(m[1]) - 1].strip() if m and int(m[1]) <= len(source.lines) else ""
-    return ShaderError(f"{place}: {text.strip()}" + (f"\n  in: {line}" if line else ""))

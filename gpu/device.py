@@ -265,11 +265,12 @@ class Device:
         Raises ShaderError with the file and line.
         """
         use = self.caps.subgroups if subgroups is None else subgroups
-        return self.kernels.get(path, entry, types or {}, constants or {}, parts or {}, slots or {}, use)
+        options = {"types": types or {}, "constants": constants or {}, "parts": parts or {}, "slots": slots or {}}
+        return self.kernels.get(path, entry, **options, subgroups=use)
 
     def kernel_source(self, text: str, entry: str, *, label: str, constants: Mapping[str, Any] | None = None) -> Kernel:
         """A kernel from WGSL text made at run time (fused operations); cached by the text."""
-        return self.kernels.get_source(text, entry, label, constants or {})
+        return self.kernels.get_source(text, entry, label=label, constants=constants or {})
 
     def recorder(self) -> Recorder:
         """A new, empty recording."""

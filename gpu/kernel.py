@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpu import wgsl
-from gpu.backend import shader_error
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, OutOfMemory, ShaderError
 from gpu.native import MAX_GROUPS
 
@@ -90,10 +90,18 @@ def _build(
         if isinstance(translated, OutOfMemory | DeviceLost):
             raise translated from error
         if isinstance(translated, GpuError) or isinstance(error, device.backend.module.GPUError):
-            raise shader_error(str(error), source) from error
+            raise _shader_error(str(error), source) from error
         raise
     device.counters.pipelines += 1
     return layouts, pipeline
+
+
+def _shader_error(text: str, source: wgsl.Source) -> ShaderError:
+    """The driver's complaint with the file and line a person wrote, found through the loader's line map."""
+    m = re.search(r"wgsl:(\d+):(\d+)", text) or re.search(r"(?:^|\s):(\d+):(\d+)", text)
+    place = source.where(int(m[1])) if m else source.path
+    line = source.code.splitlines()[int(m[1]) - 1].strip() if m and int(m[1]) <= len(source.lines) else ""
+    return ShaderError(f"{place}: {text.strip()}" + (f"\n  in: {line}" if line else ""))
 
 
 def _header(device: Device, source: wgsl.Source, label: str) -> str:
@@ -123,12 +131,14 @@ class KernelCache:
         self,
         path: str,
         entry: str,
+        *,
         types: Mapping[str, str],
         constants: Mapping[str, Any],
         parts: Mapping[str, str],
         slots: Mapping[str, str],
         subgroups: bool,
     ) -> Kernel:
+        """The kernel with these options; see Device.kernel."""
         key = (path, entry, _frozen(types), _frozen(constants), _frozen(parts), _frozen(slots), subgroups)
         kernel = self._kernels.get(key)
         if kernel is None:
@@ -136,7 +146,8 @@ class KernelCache:
             kernel = self._kernels[key] = self._make(source, entry, f"{path.removesuffix('.wgsl')}:{entry}")
         return kernel
 
-    def get_source(self, text: str, entry: str, label: str, constants: Mapping[str, Any]) -> Kernel:
+    def get_source(self, text: str, entry: str, *, label: str, constants: Mapping[str, Any]) -> Kernel:
+        """The kernel of a text; see Device.kernel_source."""
         key = (text, entry, _frozen(constants))
         kernel = self._kernels.get(key)
         if kernel is None:

@@ -50,10 +50,10 @@ class Body:
         self.fields: list[tuple[str, str, Any]] = []  # name, type, value
         lines: list[str] = []
         text: dict[Expr, str] = {}
-        known: dict[tuple[int, Strided], str] = {}
+        known: dict[tuple[Value, Strided], str] = {}
         for e in walk(expr):
             if isinstance(e, Load):
-                key = (e.value.key, e.at)
+                key = (e.value, e.at)
                 if key not in known:
                     known[key] = f"a{len(self.loads)}"
                     self.loads.append(e)
@@ -220,7 +220,7 @@ class MapStep:
         buffers = [array_of(load.value).buffer for load in loads]
         for window in windows(views, sizes, limit, self.body.title):
             cut = [cut_buffer(b, view, size, limit) for b, view, size in zip(buffers, window, sizes)]
-            keys = [(load.value.key, buffer.offset, buffer.nbytes) for load, (buffer, _) in zip(loads, cut)]
+            keys = [(load.value, buffer.offset, buffer.nbytes) for load, (buffer, _) in zip(loads, cut)]
             positions = window[len(loads) : -1]
             out, out_view = cut_buffer(array_of(self.value).buffer, window[-1], sizes[-1], limit)
             text, fields, names, group = generate(

@@ -23,10 +23,6 @@ class Value:
     array: Array | Weight | None = None
     argument: int | None = None  # it is this argument of a traced function: its memory changes from call to call
 
-    @property
-    def key(self) -> int:
-        return id(self)
-
 
 @dataclass(frozen=True, eq=False)
 class Expr:
@@ -88,7 +84,7 @@ class Apply(Expr):
     _cost: int = field(init=False)
 
     def __post_init__(self) -> None:
-        distinct = {(load.value.key, load.at): load for arg in self.args for load in arg.loads}
+        distinct = {(load.value, load.at): load for arg in self.args for load in arg.loads}
         object.__setattr__(self, "_loads", tuple(distinct.values()))
         object.__setattr__(self, "_cost", 1 + sum(arg.cost for arg in self.args))
 

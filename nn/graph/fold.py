@@ -184,7 +184,7 @@ class FoldStep:
         )
         ats = [((*o, *i), s.offset) for o, i, s in zip(outer_strides, inner_strides, sources)]
         addresses = Addresses((*outer, *inner), ats)
-        keys = [load.value.key for load in body.loads]
+        keys = [load.value for load in body.loads]
         declared, names = bindings(body, keys, [False] * len(keys), 3)
         values = {name: load.value for name, load in zip(names, body.loads)}
         split_row = addresses.coordinates("row", 0, len(outer))

@@ -120,7 +120,7 @@ class Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, loopcontrols],
-            finalize=_finalize,
+            finalize=_paid,  # what is written
         )
         self.globals = {
             "range": _range,
@@ -131,7 +131,7 @@ class Environment(ImmutableSandboxedEnvironment):
         }
         filters = {**self.filters, "tojson": _to_json}
         self.filters = {name: _paying(name, filters[name]) for name in FILTERS.split()}
-        self.filters |= {" step": _step, " joined": _joined, " paid": _paid, " looked at": _looked_at}
+        self.filters |= {" step": _step, " joined": _joined, " paid": _paid}
         self.tests = {name: _paying(name, test) for name, test in self.tests.items()}
 
     def program(self, source: str) -> jinja2.Template:
@@ -200,9 +200,9 @@ def _make_pay(node: Any) -> None:
         cost = 10 + sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         node.iter = _filter(" step", node.iter, nodes.Const(cost))
     elif isinstance(node, nodes.Compare):
-        node.expr = _filter(" looked at", node.expr)
+        node.expr = _filter(" paid", node.expr)
         for operand in node.ops:
-            operand.expr = _filter(" looked at", operand.expr)
+            operand.expr = _filter(" paid", operand.expr)
 
 
 def _around(value: Any) -> Any:
@@ -238,10 +238,6 @@ def _joined(context: Context, pieces: list[Any]) -> str:
 def _paid(context: Context, value: Any) -> Any:
     budget_of(context).spend_for(value, deep=not isinstance(value, str))
     return value
-
-
-_looked_at = _paid
-_finalize = _paid  # what is written
 
 
 def _paying(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
