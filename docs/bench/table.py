@@ -12,9 +12,9 @@ README = FOLDER.parent.parent / "README.md"
 BEGIN = "<!-- bench: docs/bench/table.py writes this part once there are stored runs -->\n"
 END = "<!-- /bench -->\n"
 HEADER = (
-    "| device, driver | program | model | prompt tokens/s | answer tokens/s | first token, s "
+    "| device, driver | program | model | prompt + answer | prompt tokens/s | answer tokens/s | first token, s "
     "| host, us a dispatch: back to back / after a pause / beside a busy thread | run |\n"
-    "|--|--|--|--:|--:|--:|--:|--|\n"
+    "|--|--|--|--|--:|--:|--:|--:|--|\n"
 )
 
 
@@ -33,7 +33,8 @@ def rows(name: str, run: dict[str, Any]) -> str:
     decodes = run.get("decode") or {}
     lines = ""
     for decode in decodes if isinstance(decodes, list) else [decodes]:
-        cells = [where, program, decode.get("model", ""), number(decode.get("prompt_rate"))]
+        tokens = f"{decode['prompt_tokens']} + {decode['answer_tokens']}" if decode else ""
+        cells = [where, program, decode.get("model", ""), tokens, number(decode.get("prompt_rate"))]
         cells += [number(decode.get("answer_rate")), number(decode.get("first_token_seconds"))]
         lines += f"| {' | '.join([*cells, cost])} | [{name}](docs/bench/{name}.json) |\n"
     return lines
