@@ -219,3 +219,20 @@ def test_real_models_equal_transformers(device, name):
     report = expected.compare(engine.logits(expected.ids.tolist()))
     assert report.worst < real.TOLERANCE, report
     assert report.wrong_top == []
+
+
+@pytest.mark.weights
+def test_a_real_answer_equals_recomputing_the_prefix(device):
+    """100 tokens of SmolLM2, one by one through the cache, are the most likely ones of the whole text at once."""
+    path = registry.resolve("smollm2")
+    if path is None:
+        pytest.skip("smollm2 is not in the cache; `anygpu pull smollm2` fetches it")
+    engine = opened(device, path, context=160, kv_dtype="f32")
+    prompt = real.expected("smollm2").ids[:33].tolist()
+    answer = [t.id for t in engine.generate(prompt, SamplingOptions(temperature=0.0, max_tokens=100))]
+    assert len(answer) == 100
+    whole = engine.logits(prompt + answer)[len(prompt) - 1 : -1]
+    best = np.sort(whole, axis=1)
+    sure = best[:, -1] - best[:, -2] > 1e-3 * whole.std()  # nearer than the two orders of summation: either is right
+    assert sure.sum() > 90
+    np.testing.assert_array_equal(whole.argmax(1)[sure], np.array(answer)[sure])
