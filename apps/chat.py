@@ -304,7 +304,8 @@ class _Interrupt:
         self._before: Any = None
 
     def __enter__(self) -> _Interrupt:
-        if threading.current_thread() is threading.main_thread():
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # a job in the background of a shell script
+        if threading.current_thread() is threading.main_thread() and not ignored:
             self._before = signal.signal(signal.SIGINT, self._note)
         return self
 

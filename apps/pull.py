@@ -42,7 +42,7 @@ def ensure(name: str, *, force: bool = False) -> Path:
         return registry.fetch(name, force=force)  # huggingface_hub shows a bar of its own
     model = registry.lookup(name)
     print(f"Fetching {model.summary} ({term.size_text(model.download)}, {model.licence})", file=sys.stderr)
-    with term.Bar(name) as bar:
+    with term.tidied(), term.Bar(name) as bar:
         return registry.fetch(name, bar.update, notice=lambda text: print(text, file=sys.stderr), force=force)
 
 

@@ -163,6 +163,25 @@ def test_ctrl_c_is_130_without_traceback():
     assert finish(process) == (130, "", "")
 
 
+WORK = """
+import time
+with term.tidied():
+    try:
+        print('ready', flush=True)
+        time.sleep(60)
+    finally:
+        print('tidied')
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_killed_program_tidies_up(number):
+    process = python(WORK)
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    assert finish(process) == (128 + number, "tidied\n", "")
+
+
 @pytest.mark.parametrize(
     ("code", "line"),
     [
