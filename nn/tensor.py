@@ -7,6 +7,7 @@ dtypes are never promoted; a Python number takes the dtype of the tensor that it
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -59,6 +60,8 @@ class Tensor:
             return
         if device is None:
             raise TypeError("Tensor: data from the host needs a device; pass device=Device.open()")
+        if not hasattr(device, "upload"):
+            raise TypeError(f"Tensor: device is {device!r}; expected an open Device, as Device.open() gives")
         array, dtype = host_array(data, dtype)
         buffer = device.upload(array) if array.size else device.alloc(4)
         self._device, self.node = device, ir.leaf(Array(buffer, array.shape, dtype))
@@ -401,6 +404,11 @@ def apply(op: Op, *tensors: Tensor) -> Any:
     """
     if not tensors:
         raise TypeError(f"{ir.name_of(op)}: apply needs at least one tensor; sources come from nn.ops.create")
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{ir.name_of(op)}: got a {type(tensor).__name__}; operands are tensors (make one with Tensor(...))"
+            )
     device = tensors[0]._device
     for tensor in tensors:
         if tensor._device is not device:
@@ -467,25 +475,32 @@ def host_array(data: Any, dtype: str | None) -> tuple[np.ndarray, str]:
     if dtype == "bool":
         return (array != 0).astype(np.uint32), dtype
     kind = np.dtype(DTYPES[dtype][1])
-    if kind.kind in "iu" and array.dtype.kind in "iu" and array.size:
+    if kind.kind in "iu" and array.dtype.kind in "iuf" and array.size:
         low, high = np.iinfo(kind).min, np.iinfo(kind).max
-        if int(array.min()) < low or int(array.max()) > high:
-            raise ValueError(f"Tensor: values {array.min()}..{array.max()} do not fit {dtype} ({low}..{high})")
-    return np.ascontiguousarray(array.astype(kind, copy=False)).reshape(array.shape), dtype
+        least, most = array.min(), array.max()
+        if not (low <= np.trunc(least) and np.trunc(most) <= high):  # NaN does not fit either
+            raise ValueError(f"Tensor: values {least}..{most} do not fit {dtype} ({low}..{high})")
+    with np.errstate(over="ignore"):  # too large for f16 or f32: infinity, as everywhere
+        return np.ascontiguousarray(array.astype(kind, copy=False)).reshape(array.shape), dtype
 
 
-def axis_of(name: str, dim: int, ndim: int) -> int:
-    """`dim` counted from the front. Raises IndexError where there is no such axis."""
+def axis_of(name: str, dim: object, ndim: int) -> int:
+    """`dim` counted from the front. Raises IndexError where there is no such axis, TypeError for what is no number."""
+    if not isinstance(dim, int | np.integer):
+        raise TypeError(f"{name}: dim is {dim!r}; expected a whole number")
     if not -max(ndim, 1) <= dim < max(ndim, 1):
         raise IndexError(f"{name}: dim {dim} is out of range for {ndim} axes ({-ndim}..{ndim - 1})")
-    return dim % ndim if ndim else 0
+    return int(dim) % ndim if ndim else 0
 
 
 def sizes(args: Sequence[Any]) -> tuple[int, ...]:
     """f(2, 3) and f((2, 3)) mean the same."""
     if len(args) == 1 and not isinstance(args[0], int | np.integer):
         args = args[0]
-    return tuple(int(n) for n in args)
+    try:
+        return tuple(operator.index(n) for n in args)
+    except TypeError:
+        raise TypeError(f"sizes are whole numbers, got {args!r}") from None
 
 
 def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -348,6 +348,8 @@ class Expand(View):
 
     def infer(self, x: Spec) -> Spec:
         tail = self.shape[len(self.shape) - len(x.shape) :] if len(self.shape) >= len(x.shape) else ()
+        if min(self.shape, default=0) < 0:
+            raise ShapeError(f"expand: {list(self.shape)}; lengths are 0 or more")
         if len(tail) != len(x.shape) or any(n not in (1, m) for n, m in zip(x.shape, tail)):
             raise ShapeError(
                 f"expand: {list(x.shape)} does not broadcast to {list(self.shape)}; only axes of length 1 repeat"
@@ -416,6 +418,8 @@ class Cat(Op):
 
     def infer(self, *inputs: Spec) -> Spec:
         first = inputs[0]
+        if not first.shape:
+            raise ShapeError("cat: tensors without axes cannot be joined; stack them, or reshape them to (1,)")
         for x in inputs:
             same = len(x.shape) == len(first.shape) and all(
                 n == m or a == self.axis for a, (n, m) in enumerate(zip(x.shape, first.shape))

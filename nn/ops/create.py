@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from nn.graph.ir import COMPUTE, INTEGERS, Arange, Expand, Node, constant
 from nn.tensor import Tensor, apply, sizes
 
@@ -19,12 +21,27 @@ def full(size: Sequence[int], fill_value: float | int | bool, *, device: Device,
         dtype = "bool" if isinstance(fill_value, bool) else "i32" if isinstance(fill_value, int) else "f32"
     if dtype not in COMPUTE:
         raise TypeError(f"full: dtype {dtype!r}; expected one of {', '.join(COMPUTE)}")
-    if dtype in INTEGERS and int(fill_value) != fill_value:
-        raise TypeError(f"full: {fill_value!r} is no {dtype}")
-    value = bool(fill_value) if dtype == "bool" else int(fill_value) if dtype in INTEGERS else float(fill_value)
+    value = held("full", fill_value, dtype)
     scalar = Tensor(constant(value, dtype), device)
     shape = sizes((size,) if isinstance(size, int) else size)
     return apply(Expand(shape), scalar) if shape else scalar
+
+
+def held(name: str, value: float | int | bool, dtype: str) -> float | int | bool:
+    """The value as its dtype has it. Raises TypeError for what is no number, ValueError where it does not fit."""
+    if not isinstance(value, bool | int | float | np.generic):
+        raise TypeError(f"{name}: got {value!r}; expected a number")
+    if dtype == "bool":
+        return bool(value)
+    if dtype not in INTEGERS:
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name}: {value!r} does not fit {dtype}") from None
+    low, high = (-(2**31), 2**31 - 1) if dtype == "i32" else (0, 2**32 - 1)
+    if not low <= value <= high or int(value) != value:
+        raise ValueError(f"{name}: {value!r} does not fit {dtype}; expected a whole number from {low} to {high}")
+    return int(value)
 
 
 def zeros(*size: int | Sequence[int], device: Device, dtype: str = "f32") -> Tensor:
@@ -60,6 +77,8 @@ def arange(
         start, end = 0, start
     if step == 0:
         raise ValueError("arange: step is 0")
+    if not all(math.isfinite(v) for v in (start, end, step)):
+        raise ValueError(f"arange: {start}, {end}, {step}; expected finite numbers")
     whole = all(isinstance(v, int) for v in (start, end, step))
     dtype = dtype or ("i32" if whole else "f32")
     if dtype not in COMPUTE or dtype == "bool":
@@ -67,6 +86,9 @@ def arange(
     if dtype in INTEGERS and not whole:
         raise TypeError(f"arange: {start}, {end}, {step} are not all integers, so no {dtype}")
     length = max(0, math.ceil((end - start) / step))
+    if dtype in INTEGERS and length:
+        held("arange", start, dtype)
+        held("arange", start + step * (length - 1), dtype)
     op = Arange(length, start, step, dtype)
     return Tensor(Node(op, (), (op.infer(),)), device)
 

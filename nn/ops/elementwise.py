@@ -56,7 +56,10 @@ def number(name: str, value: object, dtype: str, like: Tensor) -> Tensor:
     elif dtype == "bool" and not isinstance(value, bool):
         raise TypeError(f"{name}: the number {value!r} meets a bool tensor; convert it first, e.g. .to('i32')")
     elif dtype in FLOATS:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise TypeError(f"{name}: an integer of {int(value).bit_length()} bits does not fit {dtype}") from None
     return Tensor(constant(value, dtype), like.device)
 
 

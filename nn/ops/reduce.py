@@ -29,7 +29,7 @@ def axes_of(name: str, input: Tensor, dim: Dim) -> tuple[int, ...]:
     """The axes that `dim` means, ascending. Raises IndexError for one that is not there, ValueError for one twice."""
     if dim is None:
         return tuple(range(input.ndim))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = tuple(dim) if isinstance(dim, tuple | list | range) else (dim,)
     axes = tuple(sorted(axis_of(name, d, input.ndim) for d in dims))
     if len(set(axes)) != len(axes):
         raise ValueError(f"{name}: dim {dim} names an axis twice")

@@ -294,3 +294,74 @@ def test_softmax_method(t):
     np.testing.assert_allclose(
         t([[1000.0, 1002, 999]]).softmax(-1).numpy(), [[0.114195, 0.843795, 0.042010]], atol=1e-6
     )
+
+
+# What is not a tensor, a device, an axis, a size or a value of the dtype is said by name, not by Python's internals.
+
+
+def test_things_that_are_no_tensors(device):
+    t = Tensor([[1.0, 2.0]], device)
+    for call in (lambda: t @ np.ones((2, 1), np.float32), lambda: F.cat([np.ones(2), np.ones(2)])):
+        with pytest.raises(TypeError, match="got a ndarray; operands are tensors"):
+            call()
+    with pytest.raises(TypeError, match=r"device is 'cpu'; expected an open Device"):
+        Tensor([1.0], "cpu")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ShapeError, match="cat: tensors without axes"):
+        F.cat([Tensor(1.0, device), Tensor(2.0, device)])
+
+
+@pytest.mark.parametrize("dim", ["a", 0.0, None])
+def test_axes_are_whole_numbers(device, dim):
+    t = Tensor([[1.0, 2.0]], device)
+    for call in (F.sum, F.argmax, F.softmax, F.unsqueeze) if dim is not None else (F.softmax, F.unsqueeze):
+        with pytest.raises(TypeError, match=r"dim is .*; expected a whole number"):
+            call(t, dim)
+
+
+def test_sizes_are_whole_numbers_of_0_or_more(device):
+    t = Tensor([[1.0, 2.0]], device)
+    for call in (lambda: F.zeros(-1, device=device), lambda: F.full((2, -3), 1.0, device=device)):
+        with pytest.raises(ShapeError, match="lengths are 0 or more"):
+            call()
+    with pytest.raises(ShapeError):
+        t.expand(-1, 1, 2)
+    for size in (None, 1.5, "12"):
+        with pytest.raises(TypeError, match="sizes are whole numbers, got"):
+            t.reshape(size)
+
+
+@pytest.mark.parametrize(
+    "values, dtype",
+    [([np.nan], "i32"), ([np.inf], "u32"), ([-1.0], "u32"), ([3e9], "i32"), ([300], "u8"), ([-1], "u32")],
+)
+def test_values_that_an_integer_type_cannot_hold(device, values, dtype):
+    with pytest.raises(ValueError, match=f"do not fit {dtype}"):
+        Tensor(np.array(values), device, dtype=dtype)
+
+
+def test_floats_are_cut_to_integers_that_hold_them(device):
+    assert Tensor(np.array([-0.5, 1.9, 4294967295.0]), device, dtype="u32").tolist() == [0, 1, 4294967295]
+    assert Tensor(np.array([-2147483648.9, 2147483647.5]), device, dtype="i32").tolist() == [-(2**31), 2**31 - 1]
+
+
+def test_too_large_for_a_float_is_infinity(device):
+    assert Tensor([1e300, -1e300], device).tolist() == [np.inf, -np.inf]
+    if device.caps.f16:
+        assert Tensor([1e6], device, dtype="f16").tolist() == [np.inf]
+
+
+def test_filled_and_counted_tensors_hold_what_their_type_can(device):
+    for fill, dtype in ((2**31, "i32"), (-1, "u32"), (np.nan, "i32"), (1.5, "i32"), (10**400, "f32")):
+        with pytest.raises(ValueError, match=f"full: .* does not fit {dtype}"):
+            F.full((2,), fill, device=device, dtype=dtype)
+    with pytest.raises(TypeError, match="full: got 'a'; expected a number"):
+        F.full((2,), "a", device=device)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="arange: 2147483649 does not fit i32"):
+        F.arange(2**31 - 2, 2**31 + 2, device=device)
+    with pytest.raises(ValueError, match="arange: -3 does not fit u32"):
+        F.arange(-3, 3, device=device, dtype="u32")
+    for end in (np.inf, np.nan):
+        with pytest.raises(ValueError, match="expected finite numbers"):
+            F.arange(0, end, device=device)
+    with pytest.raises(TypeError, match="an integer of 1329 bits does not fit f32"):
+        Tensor([1.0], device) + 10**400
