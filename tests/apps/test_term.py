@@ -34,8 +34,14 @@ def python(code: str, **options) -> subprocess.Popen:
     lines = "\n    ".join(code.splitlines())
     program = f"import sys\nfrom apps import term\ndef body():\n    {lines}\nsys.exit(term.run_main(body))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ANYGPU_TRACEBACK": "", **options.pop("environment", {})}
+    first = options.pop("preexec_fn", lambda: None)
+
+    def in_child() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # these tests may run as a background job, which ignores it
+        first()
+
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes)
+    return subprocess.Popen([sys.executable, "-c", program], env=environment, preexec_fn=in_child, **pipes)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:

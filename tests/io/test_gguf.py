@@ -275,7 +275,7 @@ def test_smollm2_equals_the_gguf_package():
         for tensor in oracle.tensors:
             info = model.tensors[tensor.name]
             assert info.shape == tuple(tensor.shape[::-1].tolist())
-            assert (info.type, info.offset, info.nbytes) == (
+            assert (info.dtype, info.offset, info.nbytes) == (
                 tensor.tensor_type.name.lower(),
                 tensor.data_offset,
                 tensor.n_bytes,
@@ -300,7 +300,7 @@ def test_larger_models_open(name, tensors, histogram, vocabulary):
         pytest.skip(f"{name} is not in the cache: anygpu pull {name}")
     with GGUF.open(path) as model:
         assert len(model.tensors) == tensors
-        types = [info.type for info in model.tensors.values()]
+        types = [info.dtype for info in model.tensors.values()]
         assert {kind: types.count(kind) for kind in types} == histogram
         assert model.metadata.length("tokenizer.ggml.tokens") == vocabulary
         words = model.metadata["tokenizer.ggml.tokens"]

@@ -9,7 +9,7 @@ from gpu import Device
 from nn import functional as F
 from nn.check import linear as check
 from nn.check import run_case
-from nn.check.linear import Projection, gated, products, rms_norm
+from nn.check.linear import EPS, Projection, gated, products, rms_norm
 from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array, ShapeError, Spec
 from nn.ops.linear import GatedMLP, Linear, NormLinear, QKVRope, gemm_variant, gemv_variant, variant
@@ -73,11 +73,11 @@ def test_no_tokens_give_no_rows(device, rng):
 def test_norm_linear_and_gated_mlp(device, rng, tokens):
     w, matrix = weight(device, rng, "q8_0", 74, 160)
     x, gain = (rng.standard_normal(s).astype(np.float32) for s in ((tokens, 160), 160))
-    both, atol = products(rms_norm(x, gain, 1e-6), matrix)
+    both, atol = products(rms_norm(x, gain), matrix)
     a, g = Tensor(x, device), Tensor(gain, device)
-    np.testing.assert_allclose(F.norm_linear(a, g, w, eps=1e-6).numpy(), both, rtol=1e-5, atol=atol)
+    np.testing.assert_allclose(F.norm_linear(a, g, w, eps=EPS).numpy(), both, rtol=1e-5, atol=atol)
     for activation in ("silu", "gelu_tanh"):
-        got = F.gated_mlp(a, g, w, eps=1e-6, activation=activation).numpy()
+        got = F.gated_mlp(a, g, w, eps=EPS, activation=activation).numpy()
         want = gated(both[:, :37], both[:, 37:], activation)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=2 * atol * (1 + np.abs(both).max()))
 
