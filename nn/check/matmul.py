@@ -112,9 +112,9 @@ def cases() -> list[Case]:
             add(name, chosen=chosen, a=(m, k), b=(k, n), trans_a=trans_a, trans_b=trans_b)
         add(f"matmul/matmul_bias: {label}, 5x7x9", chosen=chosen, a=(5, 7), b=(7, 9), bias=True)
         add(f"matmul/matmul: {label}, 2x5x7x9 epilogue", chosen=chosen, a=(2, 5, 7), b=(2, 7, 9), fused=True)
-        # Whole tiles only, several each way: the last one is not a part of one.
-        name = f"matmul/matmul: {label}, 2x{2 * tm}x64x{2 * tn}"
-        add(name, chosen=chosen, a=(2, 2 * tm, 64), b=(2, 64, 2 * tn))
+        # Whole tiles only, several each way: the last one is not part of one. k of whole vectors, not of whole steps.
+        name = f"matmul/matmul: {label}, 2x{2 * tm}x60x{2 * tn}"
+        add(name, chosen=chosen, a=(2, 2 * tm, 60), b=(2, 60, 2 * tn))
         add(f"matmul/matmul: {label}, 2x0x3", chosen=chosen, a=(2, 0), b=(0, 3))
         f16 = {"dtype": "f16", "bias": True, "trans_b": True}
         name = f"matmul/matmul_bias: {label}, f16 17x65x19 B^T"
