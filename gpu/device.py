@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from gpu.backend import Backend, open_backend
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, NoAdapter
 from gpu.kernel import Kernel, KernelCache
-from gpu.memory import Buffer, Counters, Memory, Pending
+from gpu.memory import Buffer, Counters, Memory, Pending, host_bytes
 from gpu.native import DirectCalls, PublicCalls
 from gpu.probe import probe_calls, probe_features
 from gpu.recorder import Recorder
@@ -166,7 +167,7 @@ class Device:
             canary: put sentinel bytes behind every buffer, inside the bound range, for `memory.check_canaries`.
         Raises: NoAdapter, GpuError. Warns once for each feature that the device offers but does not have.
         """
-        name = name if name is not None else os.environ.get("ANYGPU_DEVICE")
+        name = str(name) if name is not None else os.environ.get("ANYGPU_DEVICE")
         checked = checked if checked is not None else _switch("ANYGPU_CHECKED")
         limits = limits or os.environ.get("ANYGPU_LIMITS") or "max"
         features = features or os.environ.get("ANYGPU_FEATURES") or "all"
@@ -228,15 +229,18 @@ class Device:
 
     def upload(self, array: np.ndarray | bytes) -> Buffer:
         """A buffer holding a copy of the array's bytes in C order."""
-        data = np.frombuffer(array, np.uint8) if isinstance(array, bytes) else np.ascontiguousarray(array)
+        data = host_bytes("upload", array)
         buffer = self.memory.alloc(data.nbytes)
         self.memory.write(buffer, data, 0)
         return buffer
 
     def read(self, buffer: Buffer, dtype: Any, shape: int | tuple[int, ...]) -> np.ndarray:
         """Wait for all submitted work and copy the buffer out as an array of this NumPy dtype and shape."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        count = int(np.prod(shape, dtype=np.int64))
+        shape = (shape,) if isinstance(shape, int | np.integer) else shape
+        sizes = shape if isinstance(shape, tuple | list) else (None,)
+        if not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
+            raise GpuError(f"read: shape is {shape!r}; expected whole numbers, 0 or more")
+        count = math.prod(int(n) for n in shape)
         dtype = np.dtype(dtype)
         if count == 0:
             return np.empty(shape, dtype)

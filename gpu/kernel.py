@@ -15,6 +15,8 @@ from gpu.native import MAX_GROUPS
 if TYPE_CHECKING:
     from gpu.device import Device
 
+MAX_NESTING = 200  # of brackets; our own shaders stay far below
+
 
 class Kernel:
     """A pipeline and its interface: storage bindings by name, Params fields by name."""
@@ -72,6 +74,10 @@ def _build(
     stage = device.backend.module.ShaderStage.COMPUTE
     kinds = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
     code = _header(device, source, label) + source.code
+    if (depth := _nesting(source.code)) > MAX_NESTING:
+        raise ShaderError(
+            f"{label}: brackets are nested {depth} deep, at most {MAX_NESTING} are compiled; use variables in between"
+        )
     try:
         module = device.backend.shader_module(raw, code, label, trusted=not device.caps.checked)
         layouts = [
@@ -94,6 +100,16 @@ def _build(
         raise
     device.counters.pipelines += 1
     return layouts, pipeline
+
+
+def _nesting(code: str) -> int:
+    """How deep brackets are nested. A driver's parser may run out of stack, which ends the process."""
+    depth = deepest = 0
+    for found in re.finditer(r"//[^\n]*|[([{]|[)\]}]", code):
+        mark = found[0]
+        depth += 0 if mark[0] == "/" else 1 if mark in "([{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _shader_error(text: str, source: wgsl.Source) -> ShaderError:

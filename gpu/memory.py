@@ -49,6 +49,16 @@ def whole_words(nbytes: int) -> int:
     return -(-max(nbytes, 4) // 4) * 4
 
 
+def host_bytes(doing: str, array: np.ndarray | bytes) -> np.ndarray:
+    """The bytes of host data in C order, as u8. Raises GpuError for what is no array of numbers."""
+    if isinstance(array, bytes | bytearray | memoryview):
+        return np.frombuffer(array, np.uint8)
+    data = np.ascontiguousarray(array)
+    if data.dtype.kind not in "biufcV" or data.dtype.hasobject:
+        raise GpuError(f"{doing}: got {type(array).__name__} data of type {data.dtype}; expected bytes or numbers")
+    return data.reshape(-1).view(np.uint8)
+
+
 class Buffer:
     """A range of device memory. Freed (to the pool) when the last reference goes, or by `release()`.
 
@@ -101,7 +111,7 @@ class Buffer:
         """Raise GpuError unless [offset, offset + nbytes) are whole words' worth of live bytes of this buffer."""
         if self.released:
             raise GpuError(f"{doing}: the buffer ({self.nbytes} bytes) was released; allocate a new one")
-        if offset % 4 or offset < 0 or offset + nbytes > whole_words(self.nbytes):
+        if offset % 4 or offset < 0 or nbytes < 0 or offset + nbytes > whole_words(self.nbytes):
             raise GpuError(
                 f"{doing}: {nbytes} bytes at offset {offset} of a buffer of {self.nbytes}; "
                 "the offset must be a multiple of 4 and the range must lie inside"
@@ -135,8 +145,8 @@ class Memory:
         """A buffer from the pool or the driver, contents undefined. Raises LimitExceeded, OutOfMemory."""
         device = self.device
         device.require_open()
-        if nbytes < 0:
-            raise GpuError(f"alloc: {nbytes} bytes asked for; a size is 0 or more")
+        if not isinstance(nbytes, int | np.integer) or nbytes < 0:
+            raise GpuError(f"alloc: {nbytes!r} bytes asked for; a size is a whole number, 0 or more")
         padded = bound = whole_words(int(nbytes))
         if self._canary and not uniform:
             bound = padded + CANARY_BYTES
@@ -236,12 +246,7 @@ class Memory:
 
     def write(self, buffer: Buffer, array: np.ndarray | bytes, offset: int) -> None:
         """Copy the array's bytes in C order to byte `offset`; odd sizes are filled up with zeros to a word."""
-        data = (
-            np.frombuffer(array, np.uint8)
-            if isinstance(array, bytes | bytearray | memoryview)
-            else np.ascontiguousarray(array)
-        )
-        data = data.reshape(-1).view(np.uint8)
+        data = host_bytes("write", array)
         buffer.require_range("write", offset, data.size)
         if data.size == 0:
             return

@@ -86,6 +86,14 @@ class Recorder:
 
     def _counts(self, kernel: Kernel, grid: Grid) -> tuple[int, int, int]:
         limit = self.device.caps.max_workgroups
+        sizes = (grid,) if isinstance(grid, int | np.integer) else grid
+        whole = isinstance(sizes, tuple | list | np.ndarray) and all(
+            isinstance(n, int | np.integer) and n >= 0 for n in sizes
+        )
+        if not whole or not 1 <= len(sizes) <= 3:
+            raise ShaderError(
+                f"{kernel.label}: grid is {grid!r}; expected a number of workgroups, 0 or more, or two or three of them"
+            )
         if isinstance(grid, int | np.integer):
             n, row = int(grid), self.device.fold_at
             if n <= row:
@@ -94,9 +102,9 @@ class Recorder:
             if rows > limit:
                 raise LimitExceeded(f"{kernel.label}: {n:,} workgroups are more than {limit} x {limit}")
             return (-(-n // rows), rows, 1)
-        x, y, z = (*(int(n) for n in grid), 1, 1)[:3]
+        x, y, z = (*(int(n) for n in sizes), 1, 1)[:3]
         counts = (x, y, z)
-        if max(counts) > limit or min(counts) < 0:
+        if max(counts) > limit:
             raise LimitExceeded(f"{kernel.label}: grid {counts}, at most {limit} workgroups a dimension; fold it")
         return counts
 

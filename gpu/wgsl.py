@@ -131,6 +131,9 @@ def assemble(
 ) -> Source:
     """Apply types, constants and slots to pasted lines and read bindings, Params and entries from the result."""
     types, slots, wanted = dict(types or {}), dict(slots or {}), dict(constants or {})
+    for name, value in wanted.items():
+        if not isinstance(value, int | float):
+            raise ShaderError(f"{path}: constant {name} is {value!r}; expected a number or a bool")
     out: list[str] = []
     where: list[tuple[str, int]] = []
     done: set[str] = set()

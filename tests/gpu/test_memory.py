@@ -140,8 +140,28 @@ def test_a_released_buffer_is_refused(device):
             fill(device, gone, 1)
 
 
+@pytest.mark.parametrize("nbytes", [1.5, "4", None, float("nan")])
+def test_a_size_that_is_no_whole_number_is_refused(device, nbytes):
+    with pytest.raises(GpuError, match=r"alloc: .* bytes asked for; a size is a whole number, 0 or more"):
+        device.alloc(nbytes)
+
+
+@pytest.mark.parametrize("data", ["abc", None, [object()], np.array(["a"])])
+def test_data_that_is_no_numbers_is_refused(device, data):
+    buffer = device.alloc(64)
+    for name, call in (("upload", lambda: device.upload(data)), ("write", lambda: buffer.write(data))):
+        with pytest.raises(GpuError, match=rf"{name}: got .* data of type .*; expected bytes or numbers"):
+            call()
+
+
+@pytest.mark.parametrize("shape", [(-1,), -4, (1.5,), "a", None, (2**40, 2**40)], ids=str)
+def test_reading_a_shape_that_is_none_is_refused(device, shape):
+    with pytest.raises(GpuError, match=r"read: shape is|read: \d+ bytes at offset 0 of a buffer of 64"):
+        device.read(device.alloc(64), np.float32, shape)
+
+
 def test_a_negative_size_is_refused(device):
-    with pytest.raises(GpuError, match="alloc: -1 bytes asked for; a size is 0 or more"):
+    with pytest.raises(GpuError, match="alloc: -1 bytes asked for; a size is a whole number, 0 or more"):
         device.alloc(-1)
 
 

@@ -250,8 +250,6 @@ def test_grids_over_the_limit_are_refused(device, add):
     recorder = device.recorder()
     with refused(LimitExceeded, f"add: grid ({limit + 1}, 1, 1), at most {limit} workgroups a dimension; fold it"):
         recorder(add, grid=(limit + 1, 1))
-    with refused(LimitExceeded, f"add: grid (1, -1, 1), at most {limit} workgroups a dimension"):
-        recorder(add, grid=(1, -1))
     with refused(LimitExceeded, f"add: {limit * limit + 1:,} workgroups are more than {limit} x {limit}"):
         recorder(add, grid=limit * limit + 1)
 
@@ -405,3 +403,27 @@ def test_an_error_without_a_line_names_the_kernel(device):
     text = "override WG: u32 = 1u;\n@compute @workgroup_size(WG) fn f() {}"
     with pytest.raises(ShaderError, match="wide"):
         device.kernel_source(text, "f", label="wide", constants={"WG": 1 << 20})
+
+
+@pytest.mark.parametrize("grid", [-1, (2, -1), 1.5, "2", None, (), (1, 1, 1, 1), (1, 2.5)], ids=str)
+def test_a_grid_that_is_none_is_refused(device, add, grid):
+    x = device.upload(np.arange(4, dtype=np.int32))
+    with pytest.raises(ShaderError, match=r"add: grid is .*; expected a number of workgroups"):
+        device.recorder()(add, grid=grid, x=x, out=device.alloc(16), count=4, by=1, scale=1.0)
+
+
+def test_deeply_nested_brackets_are_refused(device):
+    """The parser of a driver would run out of stack, which ends the process."""
+    for depth, good in ((150, True), (5000, False)):
+        value = "(" * depth + "p.by" + ")" * depth
+        text = ADD.replace("+= p.by", f"+= {value}") + "// ((( a comment does not count"
+        if good:
+            assert device.kernel_source(text, "mark", label="deep").names == {"out"}
+        else:
+            with pytest.raises(ShaderError, match=r"deep: brackets are nested 500\d deep, at most 200"):
+                device.kernel_source(text, "mark", label="deep")
+
+
+def test_constants_are_numbers(device):
+    with pytest.raises(ShaderError, match="constant WG is '64'; expected a number"):
+        device.kernel("norm/rms_norm.wgsl", "rms_norm", constants={"WG": "64"})
