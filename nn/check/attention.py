@@ -143,20 +143,29 @@ def cases() -> list[Case]:
             found.append(_case(variant, make, subgroups=False))
         if variant == "decode":
             found += [_case(variant, make, subgroups=True) for make in (MAKES[0], MAKES[5])]
+        if variant == "lanes":  # built for subgroups four times as wide as those that it meets
+            found += [_case(variant, make, subgroups=True, wider=4) for make in (MAKES[0], MAKES[5])]
     return found
 
 
-def _case(variant: Variant, make: Make, *, subgroups: bool) -> Case:
+def _case(variant: Variant, make: Make, *, subgroups: bool, wider: int = 1) -> Case:
     rows, keys, mask = make.parts
     files = (f"attention/{variant}.wgsl", "attention/params.wgsl", f"attention/rows_{rows}.wgsl")
     files += (f"attention/keys_{keys}.wgsl", f"attention/mask_{mask}.wgsl")
     if variant in ("decode", "lanes"):
         files += (f"lib/reduce{'_subgroup' if subgroups or variant == 'lanes' else ''}.wgsl",)
     needs = {"f16"} if "f16" in (make.elem, make.kv) else set()
-    needs |= {"subgroups"} if subgroups else {"wide_subgroups"} if variant == "lanes" else set()
-    how = f"{make.title} {mask} {rows}{' subgroups' if subgroups else ''}"
+    needs |= {"wide_subgroups"} if variant == "lanes" else {"subgroups"} if subgroups else set()
+    how = " ".join((make.title, mask, rows, *["subgroups"] * subgroups, *[f"built {wider} times wider"] * (wider > 1)))
     name = f"attention/{variant} attention_{variant}: {how}, q {make.elem} kv {make.kv} D {make.d}"
-    options = {"elem": make.elem, "kv": make.kv, "d": make.d, "variant": variant, "subgroups": subgroups}
+    options = {
+        "elem": make.elem,
+        "kv": make.kv,
+        "d": make.d,
+        "variant": variant,
+        "subgroups": subgroups,
+        "wider": wider,
+    }
     if make.title == "cache":
         return Case(name, partial(_cached, **options), files, frozenset(needs))
     problems = {"plain": PLAIN, "short": SHORT, "masked": MASKED}[make.title]
@@ -182,6 +191,7 @@ def _general(
     d: int,
     variant: Variant,
     subgroups: bool,
+    wider: int,
     mask_type: str,
 ) -> Iterator[Outcome]:
     for problem in problems:
@@ -220,6 +230,7 @@ def _general(
             softcap=problem.softcap,
             variant=variant,
             subgroups=subgroups,
+            subgroup_size=wider * device.caps.subgroup_size,
         )
         record.submit()
         want = attention(q64, k64, v64, scale=scale, seen=seen, bias=bias, softcap=problem.softcap)
@@ -234,7 +245,15 @@ def _general(
 
 
 def _cached(
-    device: Device, rng: np.random.Generator, *, elem: str, kv: str, d: int, variant: Variant, subgroups: bool
+    device: Device,
+    rng: np.random.Generator,
+    *,
+    elem: str,
+    kv: str,
+    d: int,
+    variant: Variant,
+    subgroups: bool,
+    wider: int,
 ) -> Iterator[Outcome]:
     """One recording, replayed with another step buffer; what lies behind the filled part of the cache is NaN."""
     for heads, kv_heads, rows, context, window, softcap in (
@@ -263,6 +282,7 @@ def _cached(
             softcap=softcap,
             variant=variant,
             subgroups=subgroups,
+            subgroup_size=wider * device.caps.subgroup_size,
         )
         plan = record.plan()
         scale = d**-0.5

@@ -278,11 +278,13 @@ def record_attention(
     softcap: float = 0.0,
     variant: Variant | None = None,
     subgroups: bool | None = None,
+    subgroup_size: int | None = None,
 ) -> None:
     """One dispatch of shaders/attention/: the one place that knows which kernel, parts and grid.
 
     step: the buffer that gives position and tokens (then causal and offset are not looked at). variant: which kernel;
-    None takes what suits this device and the number of query rows.
+    None takes what suits this device and the number of query rows. subgroup_size: what lanes.wgsl is built for; None
+    takes the size that the device was seen to use (a kernel of a driver that varies it may meet a smaller one).
     """
     device = record.device
     batch, heads, q_len, d = q.shape
@@ -320,7 +322,7 @@ def record_attention(
         constants["CHUNKS"] = 2 if d <= 128 else 4  # of 32 features each
         grid = (-(-q_len // TILE_ROWS), heads * -(-d // (32 * constants["CHUNKS"])), batch)
     elif variant == "lanes":
-        constants |= lanes_constants(device.caps, d)
+        constants |= lanes_constants(device.caps, d, subgroup_size or device.caps.subgroup_size)
     elif variant == "narrow":
         pairs = q_len * (heads // kv_heads)
         constants["ROWS"] = -(-pairs // -(-pairs // NARROW_ROWS))  # 5 pairs: 3 and 2
@@ -360,10 +362,10 @@ def best_variant(caps: Capabilities, q_len: int) -> Variant:
     return "decode" if q_len <= DECODE_ROWS else "tile"
 
 
-def lanes_constants(caps: Capabilities, d: int) -> dict[str, int]:
+def lanes_constants(caps: Capabilities, d: int, subgroup_size: int) -> dict[str, int]:
     """Sizes of lanes.wgsl: as many invocations as the device and 12 KiB of sums allow; wide heads: fewer keys."""
     groups = -(-d // 4)
-    size = max(caps.subgroup_size, 8)
+    size = max(subgroup_size, 8)
     wg = 64
     while wg < min(LANES_WG, caps.max_invocations) and 2 * wg // size * groups * 16 <= 12 << 10:
         wg *= 2
