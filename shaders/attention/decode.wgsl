@@ -49,7 +49,7 @@ fn attention_decode(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocat
     if (key < range.y) {
       var s = 0.0;
       for (var n = 0u; n < 8u; n++) { s += products[lane * 9u + n]; }
-      score = max(masked(capped(s * p.scale), batch, head, row, key), MASKED);
+      score = masked(capped(s * p.scale), batch, head, row, key);
     }
     let higher = max(top, wg_max(lane, score));
     let fade = exp(top - higher);

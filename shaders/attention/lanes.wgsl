@@ -59,7 +59,7 @@ fn attention_lanes(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocati
       s += subgroupShuffleXor(s, 2u);
       s += subgroupShuffleXor(s, 4u);
       score[a] = MASKED;
-      if (key < range.y) { score[a] = max(masked(capped(s * p.scale), batch, head, row, key), MASKED); }
+      if (key < range.y) { score[a] = masked(capped(s * p.scale), batch, head, row, key); }
       higher = max(higher, score[a]);
     }
     let fade = exp(top - higher);

@@ -17,7 +17,7 @@ var<workgroup> sums: array<vec4<f32>, ROWS * D4>;      // outputs before divisio
 
 fn score_of(s: f32, batch: u32, head: u32, row: u32, key: u32, range: vec2<u32>) -> f32 {
   if (key < range.x || key >= range.y) { return MASKED; }
-  return max(masked(capped(s * p.scale), batch, head, row, key), MASKED);
+  return masked(capped(s * p.scale), batch, head, row, key);
 }
 
 @compute @workgroup_size(8)

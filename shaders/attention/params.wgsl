@@ -23,6 +23,8 @@ struct Params {
 
 fn capped(score: f32) -> f32 {
   if (p.softcap <= 0.0) { return score; }
-  let t = clamp(score / p.softcap, -15.0, 15.0);        // exp must not overflow; tanh(15) is 1 in f32
+  var t = score / p.softcap;
+  t = select(t, 15.0, t > 15.0);                        // exp must not overflow; tanh(15) is 1 in f32
+  t = select(t, -15.0, t < -15.0);                      // clamp would make a number of NaN
   return p.softcap * (1.0 - 2.0 / (exp(2.0 * t) + 1.0));
 }

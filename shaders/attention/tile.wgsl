@@ -90,7 +90,7 @@ fn attention_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocatio
         let key = key0 + 4u * c + j;
         var score = MASKED;
         if (key >= sees[i].x && key < sees[i].y) {
-          score = max(masked(capped(s[i][j] * p.scale), batch, head, row, key), MASKED);
+          score = masked(capped(s[i][j] * p.scale), batch, head, row, key);
         }
         s[i][j] = score;
       }

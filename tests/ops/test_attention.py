@@ -22,12 +22,18 @@ from nn.tensor import Tensor
 NAME = "scaled_dot_product_attention"
 
 
+@pytest.fixture(params=VARIANTS)
+def variant(request, device):
+    if request.param == "lanes" and not device.caps.wide_subgroups:
+        pytest.skip("the kernel lanes needs wide subgroups")
+    return request.param
+
+
 def tensors(device, rng, *shapes):
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     return arrays, [Tensor(a, device) for a in arrays]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_query_heads_map_to_key_heads_in_blocks(device, variant):  # CASES 8
     v = np.stack([np.full((5, 4), 1.0), np.full((5, 4), 2.0)])[None].astype(np.float32)  # (1, 2, 5, 4)
     q, k = np.zeros((1, 6, 1, 4), np.float32), np.ones((1, 2, 5, 4), np.float32)
@@ -38,6 +44,29 @@ def test_query_heads_map_to_key_heads_in_blocks(device, variant):  # CASES 8
     record.submit()
     got = device.read(out.buffer, np.float32, out.shape)
     np.testing.assert_allclose(got[0, :, 0, 0], [1, 1, 1, 2, 2, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_nan_in_a_query_or_key_reaches_the_rows_that_see_it(device, rng, variant, softcap):
+    """NaN is not a masked key: a broken model has to show."""
+    base = [rng.standard_normal((1, 1, n, 8)).astype(np.float32) for n in (4, 70, 70)]
+    for broken, place in ((0, 2), (1, 1), (1, 66)):
+        q, k, v = (x.copy() for x in base)
+        (q, k)[broken][0, 0, place, 3] = np.nan
+        out = Array(device.alloc(4 * 8 * 4), (1, 1, 4, 8))
+        record = device.recorder()
+        views = [Heads.of(Array(device.upload(x), x.shape)) for x in (q, k, v)]
+        record_attention(record, *views, Heads.of(out), scale=1.0, softcap=softcap, variant=variant)
+        record.submit()
+        rows = np.isnan(device.read(out.buffer, np.float32, out.shape)[0, 0]).all(1)
+        assert rows.tolist() == ([False, False, True, False] if broken == 0 else [True] * 4)
+
+
+def test_nan_and_minus_infinity_in_a_mask(device, rng):
+    _, (q, k, v) = tensors(device, rng, (1, 1, 2, 8), (1, 1, 3, 8), (1, 1, 3, 8))
+    mask = np.array([[0.0, np.nan, 0.0], [0.0, -np.inf, 0.0]], np.float32)
+    got = scaled_dot_product_attention(q, k, v, attn_mask=Tensor(mask, device)).numpy()[0, 0]
+    assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()
 
 
 @pytest.mark.parametrize("d", [63, 80, 96, 256])
@@ -126,7 +155,6 @@ def test_a_position_past_the_cache_stays_inside_it(device, rng):
     np.testing.assert_allclose(got, truth(q, k, v, scale=1.0)[0, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_same_bits_every_run(device, rng, variant):
     q, k, v = (
         Array(device.upload(rng.standard_normal((1, 2, n, 64)).astype(np.float32)), (1, 2, n, 64)) for n in (70, 90, 90)
