@@ -311,6 +311,8 @@ class WgpuBackend(Backend):
             self.wait(device)
         status = self._map_status.pop(token, None)
         self._notice_loss(device)  # asking for the bytes of a lost device would end the process
+        if status is None:
+            raise GpuError("read back: no answer came; a Device is used by one thread at a time, are there several?")
         if status != self._lib.WGPUMapAsyncStatus_Success:
             raise _lost("read back", f"mapping ended with status {status}")
         pointer = self._lib.wgpuBufferGetConstMappedRange(buffer._internal, 0, nbytes)

@@ -74,11 +74,15 @@ class LLM:
         device: Device | None = None,
         context: int | None = None,
         kv_dtype: str | None = None,
-        gpu_memory: str | None = None,
+        gpu_memory: str | float | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         from nn.io.chat_template import ChatTemplate
         from nn.io.tokenizer import Tokenizer
+        from nn.io.vocabulary import TokenizerError
+
+        if device is not None and not isinstance(device, Device):
+            raise TypeError(f"LLM: device is {device!r}; expected an open Device, as Device.open() gives, or None")
 
         fetching, loading = (None if progress is None else partial(progress, what) for what in ("fetch", "load"))
         self.path = registry.locate(model, fetching)
@@ -89,6 +93,11 @@ class LLM:
             self.tokenizer = (
                 Tokenizer.from_files(folder) if file.metadata is None else Tokenizer.from_gguf(file.metadata)
             )
+            if file.metadata is not None and self.tokenizer.vocab_size < self.config.vocab:  # folders may pad
+                raise TokenizerError(
+                    f"{self.path.name}: the tokenizer has {self.tokenizer.vocab_size:,} tokens, the model gives "
+                    f"{self.config.vocab:,}; the two do not belong together: fetch the model again"
+                )
             self.template = ChatTemplate.of(self.tokenizer) if self.tokenizer.chat_template else None
             self.device = device or Device.open()
             decoder = load_model(
@@ -146,6 +155,8 @@ class LLM:
 
     def text_ids(self, text: str) -> list[int]:
         """Token ids of a text to go on from; an empty one is the beginning-of-text token."""
+        if not isinstance(text, str):
+            raise TypeError(f"the text to go on from is a {type(text).__name__}; expected a str")
         ids = self.tokenizer.encode(text)
         if not ids:
             start = self.tokenizer.bos if self.tokenizer.bos is not None else self.tokenizer.eos
@@ -204,5 +215,12 @@ class LLM:
 
 def messages_of(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
     """The messages of a prompt: one of the user's, or those given, behind the system's."""
-    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
+    if not isinstance(prompt, str):
+        if not isinstance(prompt, (list, tuple)) or not all(isinstance(m, Mapping) for m in prompt):
+            raise TypeError(
+                f"the prompt is a {type(prompt).__name__}; expected a str, or a list of messages such as "
+                '{"role": "user", "content": "..."}'
+            )
+        messages = list(prompt)
     return messages if system is None else [{"role": "system", "content": system}, *messages]

@@ -7,6 +7,7 @@ never waits for Python. Plans are recorded once for each chunk length; later ste
 
 from __future__ import annotations
 
+import operator
 import secrets
 import struct
 import time
@@ -127,7 +128,7 @@ class Engine:
         if self._busy:
             raise GenerationError("generate: an answer is still under way; finish or close it before the next one")
         timings = Timings() if timings is None else timings
-        self._check_prompt(ids)
+        ids = self._checked(ids)
         self._prepare(ids, options)
         seed = secrets.randbits(32) if options.seed is None else options.seed
         biased = bool(options.logit_bias)
@@ -164,7 +165,7 @@ class Engine:
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits of every position, (T, V) f32; the cache then holds `ids`. For scoring and tests: V floats a token."""
-        self._check_prompt(ids)
+        ids = self._checked(ids)
         self._cached = []
         out = np.empty((len(ids), self.model.config.vocab), np.float32)
         at = 0
@@ -183,7 +184,12 @@ class Engine:
 
     # Steps -------------------------------------------------------------------------------------------------------
 
-    def _check_prompt(self, ids: Sequence[int]) -> None:
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """The prompt as a list. Raises what `generate` says."""
+        try:
+            ids = [operator.index(i) for i in ids]
+        except TypeError:
+            raise TypeError("generate: the prompt is no sequence of token ids, which are whole numbers") from None
         vocab, context = self.model.config.vocab, self.model.context
         if not ids:
             raise ValueError(
@@ -197,6 +203,7 @@ class Engine:
                 f"the prompt has {len(ids):,} tokens, the context holds {context:,}; shorten it, start afresh, or "
                 "open the model with a longer context"
             )
+        return ids
 
     def _prepare(self, ids: Sequence[int], options: SamplingOptions) -> None:
         """Put the request's settings and the prompt's tokens where the sampler sees them."""

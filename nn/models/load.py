@@ -165,10 +165,10 @@ class _Loader:
             self._progress(min(self._done, self._total), self._total)
 
 
-def parse_memory(text: str, total: int) -> int:
+def parse_memory(text: str | float, total: int) -> int:
     """Bytes of a --gpu-memory value: "6G", "800M", a number of bytes, or a fraction such as "0.5" of `total`."""
     units = {"k": 10, "m": 20, "g": 30, "t": 40}
-    raw = text.strip().lower().removesuffix("b").removesuffix("i")
+    raw = str(text).strip().lower().removesuffix("b").removesuffix("i")
     try:
         if raw and raw[-1] in units:
             value = float(raw[:-1]) * (1 << units[raw[-1]])
@@ -224,7 +224,7 @@ def load_model(
     *,
     context: int | None = None,
     kv_dtype: str | None = None,
-    gpu_memory: str | None = None,
+    gpu_memory: str | float | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """Put a model on a device.
@@ -239,8 +239,9 @@ def load_model(
     most = config.context_max
     if context is None:
         context = min(DEFAULT_CONTEXT, most)
-    if not 1 <= context <= most:
-        raise ValueError(f"context must be from 1 to {most:,} tokens, what this model was made for; got {context:,}")
+    if not isinstance(context, int) or isinstance(context, bool) or not 1 <= context <= most:
+        got = f"{context:,}" if isinstance(context, int) else repr(context)
+        raise ValueError(f"context must be from 1 to {most:,} tokens, what this model was made for; got {got}")
     if kv_dtype is None:
         kv_dtype = "f16" if device.caps.f16 and device.caps.kind == "gpu" else "f32"
     if kv_dtype not in ("f16", "f32") or (kv_dtype == "f16" and not device.caps.f16):

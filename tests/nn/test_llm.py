@@ -14,6 +14,8 @@ from nn.generate.engine import ContextFull, GenerationError
 from nn.generate.options import SamplingOptions
 from nn.io import registry
 from nn.io.chat_template import ChatTemplateError
+from nn.io.vocabulary import TokenizerError
+from nn.models.load import ModelFile
 from nn.llm import Answer, Piece, messages_of
 from tests.fixtures import tiny_chat
 from tests.fixtures.tiny_chat import CHAT, END
@@ -296,3 +298,37 @@ def test_importing_is_light():
     first, second = (set(line.split()) for line in done.stdout.splitlines())
     assert not {"numpy", "wgpu", "gpu", "tokenizers", "jinja2"} & first
     assert not {"torch", "transformers", "huggingface_hub", "gguf", "jinja2", "tokenizers"} & second
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"x", ["x"], [None], {"role": "user", "content": "x"}], ids=repr)
+def test_prompts_that_are_none(llm, prompt):
+    with pytest.raises(TypeError, match="expected a str, or a list of messages"):
+        llm.chat(prompt)
+    with pytest.raises(TypeError, match="expected a str"):
+        llm.complete(prompt)
+
+
+def test_ids_are_whole_numbers_from_any_sequence(llm):
+    options = SamplingOptions(temperature=0.0, max_tokens=2)
+    want = [piece.id for piece in llm.generate([65], options)]
+    assert [piece.id for piece in llm.generate(np.array([65]), options)] == want
+    for ids in ([1.5], ["a"], [None], 5, np.array([[1, 2]])):
+        with pytest.raises(TypeError, match="no sequence of token ids"):
+            next(llm.generate(ids, options))
+
+
+def test_arguments_of_another_type(_device, folder):
+    for memory in (10**9, 0.5, "1G"):
+        assert LLM(folder, device=_device, gpu_memory=memory, context=64).context == 64
+    for context in ("64", 1.5, True):
+        with pytest.raises(ValueError, match=r"context must be from 1 to 2,048 tokens, .*; got"):
+            LLM(folder, device=_device, context=context)
+    with pytest.raises(TypeError, match="device is 'cpu'; expected an open Device"):
+        LLM(folder, device="cpu")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_tokenizer_of_fewer_tokens_is_refused(_device, folder, monkeypatch):
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": []}
+    monkeypatch.setattr(ModelFile, "metadata", metadata)
+    with pytest.raises(TokenizerError, match=r"the tokenizer has 1 tokens, the model gives 306; .* belong together"):
+        LLM(folder, device=_device)
