@@ -15,8 +15,8 @@ from nn.generate.options import SamplingOptions
 from nn.io import registry
 from nn.io.chat_template import ChatTemplateError
 from nn.io.vocabulary import TokenizerError
-from nn.models.load import ModelFile
 from nn.llm import Answer, Piece, messages_of
+from nn.models.load import ModelFile
 from tests.fixtures import tiny_chat
 from tests.fixtures.tiny_chat import CHAT, END
 
