@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gpu import Device
 
+    for option in ("tokens", "prompt", "runs"):
+        if getattr(args, option) < 1:
+            raise ValueError(f"--{option} must be a whole number over 0, got {getattr(args, option)}")
     what = [args.what] if args.what else ["record", "decode"]
     start = time.perf_counter()
     device = Device.open(args.device, backend=args.backend)
@@ -167,6 +170,11 @@ def decode_speed(
     from nn.models.load import ModelFile, load_model
 
     file = ModelFile(locate(model))
+    if prompt + tokens > file.config.context_max:
+        raise ValueError(
+            f"--prompt {prompt:,} and --tokens {tokens:,} are more than the {file.config.context_max:,} tokens that "
+            f"{file.path.name} was made for"
+        )
     start = time.perf_counter()
     engine = Engine(load_model(file, device, context=min(file.config.context_max, prompt + tokens + 64)))
     loaded = time.perf_counter()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from apps import cli
 from tests.fixtures import tiny_chat
 
@@ -29,3 +31,21 @@ def test_profile_names_every_dispatch(capsys, device, tmp_path):
     decode = json.loads(capsys.readouterr().out)["decode"]
     assert sum(kernel["dispatches"] for kernel in decode["kernels"]) == decode["dispatches"]
     assert any("select_token" in kernel["kernel"] for kernel in decode["kernels"])
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--runs", "0"], "--runs must be a whole number over 0, got 0"),
+        (["--tokens", "-1"], "--tokens must be a whole number over 0, got -1"),
+        (["--prompt", "0"], "--prompt must be a whole number over 0, got 0"),
+        (
+            ["--tokens", "2000"],
+            "--prompt 128 and --tokens 2,000 are more than the 2,048 tokens that model was made for",
+        ),
+    ],
+)
+def test_lengths_that_cannot_be_measured(capsys, tmp_path, arguments, words):
+    folder = tiny_chat.write(tmp_path / "model")
+    assert cli.main(["bench", "decode", "--model", str(folder), *arguments]) == 2
+    assert words in capsys.readouterr().err
