@@ -42,15 +42,16 @@ fn log1p_f32(x: f32) -> f32 {
   return select(log_f32(1.0 + x), series, abs(x) < 0.25);
 }
 
-// x^y with IEEE's cases: a negative base with an integer exponent, x^0 = 1, 0^y, infinities.
+// x^y with IEEE's cases: a negative base with an integer exponent, x^0 = 1, 0^y, infinities. Conditions are joined by & and |:
+// with && and || SwiftShader compiles this for minutes and gigabytes.
 fn pow_f32(x: f32, y: f32) -> f32 {
   let whole = trunc(y) == y;
-  let odd = whole && abs(y) < 16777216.0 && (i32(clamp(y, -16777216.0, 16777216.0)) & 1) != 0;
+  let odd = whole & (abs(y) < 16777216.0) & ((i32(clamp(y, -16777216.0, 16777216.0)) & 1) != 0);
   let magnitude = exp2_f32(y * log2_f32(abs(x)));
-  var r = select(magnitude, -magnitude, odd && (bitcast<u32>(x) >> 31u) != 0u);
-  r = select(r, make_nan(x), x < 0.0 && !whole && !is_inf(x) && !is_inf(y));
-  r = select(r, x + y, is_nan(x) || is_nan(y));
-  return select(r, 1.0, y == 0.0 || x == 1.0 || (x == -1.0 && is_inf(y)));
+  var r = select(magnitude, -magnitude, odd & ((bitcast<u32>(x) >> 31u) != 0u));
+  r = select(r, make_nan(x), (x < 0.0) & !whole & !is_inf(x) & !is_inf(y));
+  r = select(r, x + y, is_nan(x) | is_nan(y));
+  return select(r, 1.0, (y == 0.0) | (x == 1.0) | ((x == -1.0) & is_inf(y)));
 }
 
 fn exp2_f32(x: f32) -> f32 {
