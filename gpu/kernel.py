@@ -15,7 +15,7 @@ from gpu.native import MAX_GROUPS
 if TYPE_CHECKING:
     from gpu.device import Device
 
-MAX_NESTING = 200  # of brackets; our own shaders stay far below
+MAX_NESTING = 100  # Dawn refuses 128, wgpu-native runs out of stack at some thousands
 
 
 class Kernel:

@@ -414,13 +414,13 @@ def test_a_grid_that_is_none_is_refused(device, add, grid):
 
 def test_deeply_nested_brackets_are_refused(device):
     """The parser of a driver would run out of stack, which ends the process."""
-    for depth, good in ((150, True), (5000, False)):
+    for depth, good in ((90, True), (5000, False)):
         value = "(" * depth + "p.by" + ")" * depth
         text = ADD.replace("+= p.by", f"+= {value}") + "// ((( a comment does not count"
         if good:
             assert device.kernel_source(text, "mark", label="deep").names == {"out"}
         else:
-            with pytest.raises(ShaderError, match=r"deep: brackets are nested 500\d deep, at most 200"):
+            with pytest.raises(ShaderError, match=r"deep: brackets are nested 500\d deep, at most 100"):
                 device.kernel_source(text, "mark", label="deep")
 
 
