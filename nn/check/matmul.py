@@ -14,7 +14,8 @@ import numpy as np
 
 from nn.check.base import Case, Outcome
 from nn.ops.base import Array
-from nn.ops.matmul import MatMul, Variant, record_matmul, serial_variant, tiled_variant
+from nn.ops.matmul import MatMul, record_matmul
+from nn.ops.matmul_variants import EVERY, SERIAL, TILED, Variant
 
 if TYPE_CHECKING:
     from gpu import Device
@@ -83,27 +84,16 @@ def _small_integers(device: Device, rng: np.random.Generator, *, chosen: Variant
         yield Outcome(np.array([got[0, 1], got[31, 31], got.sum()]), np.array([61.0, 62.0, 50013.0]), label="by hand")
 
 
-def _variants() -> list[tuple[str, Variant]]:
-    return [
-        ("tile 64x64x32", tiled_variant(4, 4)),
-        ("tile 64x128x16", tiled_variant(4, 8, 4)),
-        ("tile 32x32x32", tiled_variant(2, 2)),
-        ("tile 16x64x32", tiled_variant(1, 4)),
-        ("serial 4x32", serial_variant(4, 4)),
-        ("serial 8x64", serial_variant(8, 8)),
-        ("serial 1x64", serial_variant(1, 8)),
-    ]
-
-
 def cases() -> list[Case]:
     found: list[Case] = []
 
     def add(name: str, needs: frozenset[str] = frozenset(), **options) -> None:
         chosen = options["chosen"]
-        files = [chosen.path] if chosen else ["matmul/gemm.wgsl", "matmul/gemm_serial.wgsl"]
+        files = [chosen.path] if chosen else [TILED, SERIAL]
         found.append(Case(name, partial(_product, **options), (*files, "matmul/dense.wgsl"), needs))
 
-    for label, chosen in _variants():
+    for chosen in EVERY:
+        label = chosen.name
         tm, tn = chosen.rows, chosen.cols
         shapes = [(1, 1, 1), (tm - 1 or 2, 33, tn + 1), (tm + 1, 31, tn - 1)]
         for i, (trans_a, trans_b) in enumerate([(False, False), (False, True), (True, False), (True, True)]):

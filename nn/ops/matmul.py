@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
+from nn.ops.matmul_variants import Shape, Variant, default
 from nn.tensor import Tensor, add_methods, apply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu import Recorder
-    from gpu.device import Capabilities
-
-_FILL = 128  # workgroups that keep a large GPU busy
 
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
@@ -71,42 +69,17 @@ class MatMul(Op):
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         a, b, *bias, out = arrays
-        m, n = out.shape[-2:]
-        chosen = variant(record.device.caps, math.prod(out.shape[:-2]), m, n)
+        chosen = default(record.device.caps, shape_of(a, b, out, trans_a=self.trans_a, trans_b=self.trans_b))
         record_matmul(
             record, chosen, a, b, out, trans_a=self.trans_a, trans_b=self.trans_b, bias=bias[0] if bias else None
         )
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A kernel file with its constants; a workgroup makes `rows` x `cols` of the result."""
-
-    path: str
-    rows: int
-    cols: int
-    constants: tuple[tuple[str, int], ...]
-
-
-def tiled_variant(rows: int, cols: int, depth: int = 8) -> Variant:
-    """PM rows and PN columns an invocation, 4 * depth values of k at a time."""
-    return Variant("matmul/gemm.wgsl", 16 * rows, 16 * cols, (("DEPTH", depth), ("PM", rows), ("PN", cols)))
-
-
-def serial_variant(rows: int, cols: int, group: int = 8) -> Variant:
-    return Variant("matmul/gemm_serial.wgsl", rows, group * cols, (("PM", rows), ("PN", cols), ("WG", group)))
-
-
-def variant(caps: Capabilities, batches: int, m: int, n: int) -> Variant:
-    """The kernel for this device and size: large tiles where enough of them are left to fill a GPU."""
-    if caps.kind == "cpu":
-        if m == 1:
-            return serial_variant(1, 8)
-        return serial_variant(8, 8) if m >= 32 and n >= 128 else serial_variant(4, 4)
-    large = tiled_variant(4, 4)
-    if m <= 16:
-        return tiled_variant(1, 4)
-    return large if batches * -(-m // large.rows) * -(-n // large.cols) >= _FILL else tiled_variant(2, 2)
+def shape_of(a: Array, b: Array, out: Array, *, trans_a: bool = False, trans_b: bool = False) -> Shape:
+    """What the choice of a kernel depends on."""
+    m, n = out.shape[-2:]
+    k = _matrix(a.shape, trans_a)[1]
+    return Shape(m, n, k, math.prod(out.shape[:-2]), out.dtype, trans_a, trans_b)
 
 
 def record_matmul(
@@ -122,18 +95,10 @@ def record_matmul(
     slots: dict[str, str] | None = None,
 ) -> None:
     """One dispatch, or one for each outer index where more than two batch axes repeat in ways that do not merge."""
-    m, n = out.shape[-2:]
-    k = _matrix(a.shape, trans_a)[1]
-    constants = dict(chosen.constants)
-    if chosen.path == "matmul/gemm.wgsl":
-        constants |= {"A_ROWS": int(trans_a), "B_COLS": int(not trans_b)}
-    kernel = record.device.kernel(
-        chosen.path,
-        "matmul" if bias is None else "matmul_bias",
-        types={"Elem": out.dtype},
-        constants=constants,
-        slots=slots,
-    )
+    shape = shape_of(a, b, out, trans_a=trans_a, trans_b=trans_b)
+    m, n, k = shape.m, shape.n, shape.k
+    entry = "matmul" if bias is None else "matmul_bias"
+    kernel = record.device.kernel(chosen.path, entry, **chosen.kernel_options(shape), slots=slots)
     buffers = {"a": a.buffer, "b": b.buffer, "out": out.buffer} | ({} if bias is None else {"bias": bias.buffer})
     axes = _merged(out.shape[:-2], _strides(a.shape, out.shape), _strides(b.shape, out.shape))
     inner = [(1, 0, 0)] * (2 - len(axes)) + axes[-2:]

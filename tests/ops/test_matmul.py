@@ -10,7 +10,8 @@ from nn import functional as F
 from nn.check import matmul as check
 from nn.check import run_case
 from nn.ops.base import ShapeError, Spec
-from nn.ops.matmul import MatMul, variant
+from nn.ops.matmul import MatMul
+from nn.ops.matmul_variants import SERIAL, Shape, default, variants
 from nn.tensor import Tensor
 
 CASES = check.cases()
@@ -97,8 +98,10 @@ def test_long_f16_sums_are_f32(device):
 
 def test_software_drivers_get_their_own_kernel(device):
     for m, n in ((1, 1), (16, 4096), (17, 17), (4096, 4096)):
-        serial = variant(device.caps, 1, m, n).path == "matmul/gemm_serial.wgsl"
-        assert serial == (device.caps.kind == "cpu")
+        shape = Shape(m, n, 64)
+        chosen = default(device.caps, shape)
+        assert (chosen.path == SERIAL) == (device.caps.kind == "cpu")
+        assert chosen in variants(device.caps, shape)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""The kernels that make a dense matrix product, and which of them a device and a size get.
+
+`variants` lists all that are valid for a device and a product, `default` the one taken without tuning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu.device import Capabilities
+
+_FILL = 128  # workgroups that keep a large GPU busy
+
+TILED, SERIAL = "matmul/gemm.wgsl", "matmul/gemm_serial.wgsl"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """out (batches, m, n) = a (m, k), stored (k, m) if trans_a, times b (k, n), stored (n, k) if trans_b."""
+
+    m: int
+    n: int
+    k: int
+    batches: int = 1
+    dtype: str = "f32"
+    trans_a: bool = False
+    trans_b: bool = False
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel file with its constants; a workgroup makes `rows` x `cols` of the result."""
+
+    name: str
+    path: str
+    rows: int
+    cols: int
+    constants: tuple[tuple[str, int], ...] = ()
+
+    def fits(self, caps: Capabilities, shape: Shape) -> bool:
+        """Whether the device and the product allow it."""
+        return True
+
+    def kernel_options(self, shape: Shape) -> dict[str, Any]:
+        """types, constants and parts for Device.kernel."""
+        constants = dict(self.constants)
+        if self.path == TILED:
+            constants |= {"A_ROWS": int(shape.trans_a), "B_COLS": int(not shape.trans_b)}
+        return {"types": {"Elem": shape.dtype}, "constants": constants}
+
+    def workgroups(self, shape: Shape) -> int:
+        return shape.batches * -(-shape.m // self.rows) * -(-shape.n // self.cols)
+
+
+def tiled_variant(rows: int, cols: int, depth: int = 8) -> Variant:
+    """PM rows and PN columns an invocation, 4 * depth values of k at a time."""
+    constants = (("DEPTH", depth), ("PM", rows), ("PN", cols))
+    return Variant(f"tile {16 * rows}x{16 * cols}x{4 * depth}", TILED, 16 * rows, 16 * cols, constants)
+
+
+def serial_variant(rows: int, cols: int, group: int = 8) -> Variant:
+    """For software drivers: no workgroup memory."""
+    constants = (("PM", rows), ("PN", cols), ("WG", group))
+    return Variant(f"serial {rows}x{group * cols}", SERIAL, rows, group * cols, constants)
+
+
+EVERY = (
+    tiled_variant(4, 4),
+    tiled_variant(4, 8, 4),
+    tiled_variant(2, 2),
+    tiled_variant(1, 4),
+    serial_variant(4, 4),
+    serial_variant(8, 8),
+    serial_variant(1, 8),
+)
+
+
+def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
+    """All that are valid, in a fixed order."""
+    return [variant for variant in EVERY if variant.fits(caps, shape)]
+
+
+def default(caps: Capabilities, shape: Shape) -> Variant:
+    """The kernel for this device and size: large tiles where enough of them are left to fill a GPU."""
+    m, n = shape.m, shape.n
+    if caps.kind == "cpu":
+        if m == 1:
+            return serial_variant(1, 8)
+        return serial_variant(8, 8) if m >= 32 and n >= 128 else serial_variant(4, 4)
+    if m <= 16:
+        return tiled_variant(1, 4)
+    large = tiled_variant(4, 4)
+    return large if large.workgroups(shape) >= _FILL else tiled_variant(2, 2)
