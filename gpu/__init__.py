@@ -5,6 +5,7 @@ from gpu.errors import DeviceLost, GpuError, LimitExceeded, NoAdapter, OutOfMemo
 from gpu.kernel import Kernel
 from gpu.memory import Buffer, Counters, Pending
 from gpu.recorder import Plan, Recorder
+from gpu.tune import Family, Result, Trial
 
 __all__ = [
     "AdapterInfo",
@@ -13,6 +14,7 @@ __all__ = [
     "Counters",
     "Device",
     "DeviceLost",
+    "Family",
     "GpuError",
     "Kernel",
     "LimitExceeded",
@@ -21,6 +23,8 @@ __all__ = [
     "Pending",
     "Plan",
     "Recorder",
+    "Result",
     "ShaderError",
+    "Trial",
     "list_adapters",
 ]

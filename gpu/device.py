@@ -18,6 +18,7 @@ from gpu.memory import Buffer, Counters, Memory, Pending, host_bytes
 from gpu.native import DirectCalls, PublicCalls
 from gpu.probe import probe_calls, probe_features
 from gpu.recorder import Recorder
+from gpu.tune import Tuner
 
 # The limits every WebGPU implementation gives (the specification's defaults); ANYGPU_LIMITS=default asks for no more.
 DEFAULT_LIMITS = {
@@ -144,6 +145,7 @@ class Device:
         self.counters = Counters()
         self.memory = Memory(self, canary=canary)
         self.kernels = KernelCache(self)
+        self.tuner = Tuner(self)
 
     @classmethod
     def open(
