@@ -1,0 +1,161 @@
+"""What this device can do at most: bytes a second, multiply-adds a second, and what a dispatch costs that does nothing.
+
+`measure` takes about a second, once a device. Nothing here is looked up: a claim such as "60 % of the bandwidth" is a
+ratio of two times measured in one process. Kernels are those of shaders/measure/ceilings.wgsl, on warm clocks.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gpu.device import Device
+    from gpu.recorder import Plan, Recorder
+
+SHADER = "measure/ceilings.wgsl"
+WG, SPAN = 256, 4
+FLOPS_A_ROUND = 512  # of an invocation of multiply_add: eight chains of vec4, four steps, two operations
+RUNS = 5
+TICKS = 256  # dependent dispatches that the launch cost is the mean of
+WARM_SECONDS = 0.3  # clocks of an idle GPU are low; this is how long they are given to rise
+LEAST_SECONDS = {"gpu": 2e-3, "cpu": 20e-3}  # of a timed piece of arithmetic
+COPY_BYTES = {"gpu": 256 << 20, "cpu": 64 << 20}  # larger than the caches in front of the memory
+
+_known: weakref.WeakKeyDictionary[Device, Ceilings] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """copy_bytes_per_s: bytes read and bytes written, together. f32_flops, matrix_flops: operations a second, a
+    multiply-add is two; matrix_flops would be f16 products with f32 sums in matrix units; None: not measured.
+    launch_s: GPU seconds from one tiny dispatch to the next one that depends on it. by_timestamps: measured with the
+    device's own clock; False: by the host's, which adds the cost of a submit spread over the repeats.
+    """
+
+    copy_bytes_per_s: float
+    f32_flops: float
+    matrix_flops: float | None
+    launch_s: float
+    by_timestamps: bool
+
+    def as_dict(self) -> dict[str, float | bool | None]:
+        return asdict(self)
+
+
+def measure(device: Device, *, again: bool = False) -> Ceilings:
+    """The device's ceilings, measured at the first call and remembered. again: measure anew.
+
+    Allocates two buffers of up to 256 MB (64 MB on software drivers) for the time of the call.
+    """
+    if again or device not in _known:
+        _known[device] = _measure(device)
+    return _known[device]
+
+
+def _measure(device: Device) -> Ceilings:
+    flops = max(_flops(device, fused=fused) for fused in (1, 0))
+    copied = _copy(device)
+    device.memory.trim()
+    return Ceilings(copied, flops, None, _launch(device), device.caps.timestamps)
+
+
+def _flops(device: Device, *, fused: int) -> float:
+    """Operations a second of independent multiply-adds in registers."""
+    kernel = device.kernel(SHADER, "multiply_add", constants={"WG": WG, "FUSED": fused})
+    groups = 8192 if device.caps.kind == "gpu" else 64
+    out = device.alloc(groups * WG * 16)
+
+    def plan(rounds: int) -> Plan:
+        def one(record: Recorder) -> None:
+            record(kernel, groups, out=out, n=groups * WG, rounds=rounds, scale=0.5, shift=1.0)
+
+        return _planned(device, one)
+
+    rounds, least = 1, LEAST_SECONDS[device.caps.kind]
+    seconds_of(plan(1))  # the first run may include compilation by the driver
+    while (took := seconds_of(plan(rounds))) < least:
+        rounds = min(4 * rounds, int(rounds * 1.5 * least / max(took, 1e-9)) + 1)
+    longer = plan(rounds)
+    end = time.perf_counter() + WARM_SECONDS * (device.caps.kind == "gpu")
+    while time.perf_counter() < end:
+        seconds_of(longer)
+    best = min(seconds_of(longer) for _ in range(RUNS))
+    return groups * WG * FLOPS_A_ROUND * rounds / best
+
+
+def _copy(device: Device) -> float:
+    """Bytes a second, read and written, of a kernel that copies more than the caches hold."""
+    size = min(COPY_BYTES[device.caps.kind], device.caps.max_binding - 512, device.caps.max_buffer - 512) // 4096 * 4096
+    kernel = device.kernel(SHADER, "copy", constants={"WG": WG, "SPAN": SPAN})
+    x, out, n = device.alloc(size), device.alloc(size), size // 16
+
+    def there_and_back(record: Recorder) -> None:
+        for a, b in ((x, out), (out, x)):
+            record(kernel, -(-n // (WG * SPAN)), x=a, out=b, n=n, rounds=0, scale=0.0, shift=0.0)
+
+    plan = _planned(device, there_and_back)
+    seconds_of(plan)
+    best = min(seconds_of(plan, repeats=2) for _ in range(RUNS))
+    return 4 * size / best
+
+
+def _launch(device: Device) -> float:
+    """Seconds between dispatches that do nothing but depend on each other."""
+    kernel = device.kernel(SHADER, "tick")
+    out = device.upload(np.zeros(4, np.float32))
+
+    def ticks(record: Recorder) -> None:
+        for _ in range(TICKS):
+            record(kernel, 1, out=out)
+
+    plan = _planned(device, ticks)
+    seconds_of(plan)
+    return float(np.median([seconds_of(plan) for _ in range(RUNS)])) / TICKS
+
+
+def _planned(device: Device, fill: Callable[[Recorder], Any]) -> Plan:
+    record = device.recorder()
+    fill(record)
+    return record.plan()
+
+
+def seconds_of(plan: Plan, *, repeats: int = 1) -> float:
+    """Seconds of one replay on the device: `repeats` of them in one compute pass between two timestamps, divided.
+
+    Without timestamps: by the host's clock, from submit to done, the submit's own cost included.
+    """
+    device = plan.device
+    if not device.caps.timestamps:
+        device.wait()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            plan.replay()
+        device.wait()
+        return (time.perf_counter() - start) / repeats
+    module, raw = device.backend.module, device.raw
+    device.require_open()
+    with device.backend.errors("timing"):
+        queries = raw.create_query_set(type="timestamp", count=2)
+        usage = module.BufferUsage
+        resolved = raw.create_buffer(size=256, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+        encoder = raw.create_command_encoder()
+        writes = {"query_set": queries, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
+        compute = encoder.begin_compute_pass(timestamp_writes=writes)
+        for _ in range(repeats):
+            for kernel, groups, counts in zip(plan.kernels, plan.groups, plan.counts):
+                compute.set_pipeline(kernel.pipeline)
+                for index, group in enumerate(groups):
+                    compute.set_bind_group(index, group)
+                compute.dispatch_workgroups(*counts)
+        compute.end()
+        encoder.resolve_query_set(queries, 0, 2, resolved, 0)
+        device.backend.submit(raw, encoder.finish())
+        ticks = np.frombuffer(device.memory.read_raw(resolved, 0, 16), np.uint64)
+        period = device.backend.timestamp_period(raw)
+    return float(int(ticks[1]) - int(ticks[0])) * period * 1e-9 / repeats
