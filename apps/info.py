@@ -112,6 +112,7 @@ def describe(device: Device) -> dict[str, Any]:
         "probed": {
             "f16": caps.f16, "subgroups": caps.subgroups, "subgroup_size": caps.subgroup_size,
             "timestamps": timestamps_work(device), "matrices": matrix_shapes(device),
+            "matrix_f16": caps.matrix_f16, "matrix_i8": caps.matrix_i8,
         },
     }  # fmt: skip
 
@@ -233,7 +234,8 @@ def device_text(device: dict[str, Any], why: str) -> list[str]:
         ("f16", works(probed["f16"])),
         ("subgroups", f"{works(True)}, {size} invocations, numbered in order" if probed["subgroups"] else works(False)),
         ("timestamps", works(probed["timestamps"])),
-        ("matrix units", "; ".join(probed["matrices"]) or "none listed"),
+        ("matrix units", f"f16 {works(probed['matrix_f16'])}, i8 {works(probed['matrix_i8'])}"),
+        ("listed", "; ".join(probed["matrices"]) or "no matrix units"),
         ("features", ", ".join(device["features"]) or "none"),
     ]
     limits = [

@@ -54,6 +54,8 @@ class Backend:
     version: str
     needs_enable_subgroups: bool  # does WGSL need `enable subgroups;`
     subgroup_features: tuple[str, ...]
+    matrix_features: tuple[str, ...]  # without them no matrix units; offered does not mean granted
+    naga: bool  # which compiler reads the WGSL: naga, else Tint
     calls: DirectCalls | PublicCalls  # how Plans are encoded
 
     def adapters(self) -> list[Any]:
@@ -67,6 +69,11 @@ class Backend:
     def matrix_configs(self, adapter: Any) -> list[dict[str, Any]]:
         """Matrix units as the implementation lists them: component_type, result_component_type, m, n, k, ..."""
         return []
+
+    def offers_matrix(self, adapter: Any, inner: str, outer: str, m: int, n: int, k: int) -> bool:
+        """Whether matrix units of these element types and sizes are listed, where the implementation lists them."""
+        keys = ("component_type", "result_component_type", "m", "n", "k")
+        return (inner, outer, m, n, k) in [tuple(c[key] for key in keys) for c in self.matrix_configs(adapter)]
 
     def shader_module(self, device: Any, code: str, label: str, *, trusted: bool) -> Any:
         """A shader module of the binding; raises the binding's error when the code does not compile."""
@@ -169,6 +176,8 @@ class WgpuBackend(Backend):
     name = "wgpu"
     needs_enable_subgroups = False
     subgroup_features = ("subgroup", "subgroup-barrier")
+    matrix_features = ("cooperative-matrix",)
+    naga = True
     _requesting = threading.Lock()  # one request at a time sees its callbacks replaced
 
     def __init__(self) -> None:
@@ -214,6 +223,9 @@ class WgpuBackend(Backend):
         # the driver may call them until its device is released, so they live as long as its wrapper
         device._uncaptured_error_callback, device._device_lost_callback = self._on_error, self._on_lost
         return device
+
+    def offers_matrix(self, adapter: Any, inner: str, outer: str, m: int, n: int, k: int) -> bool:
+        return inner == "f16" and m == n == k  # naga has square ones only, and nothing tells which of them work
 
     def _device_lost(self, _device: Any, _reason: int, message: Any, _user1: Any, _user2: Any) -> None:
         self._lost = self._text(message)
@@ -331,6 +343,8 @@ class DawnBackend(Backend):
     name = "dawn"
     needs_enable_subgroups = True
     subgroup_features = ("subgroups",)
+    matrix_features = ("chromium-experimental-subgroup-matrix",)
+    naga = False
 
     def __init__(self) -> None:
         self.module = importlib.import_module("wgpudawn")

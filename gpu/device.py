@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,8 @@ class Capabilities:
     subgroups: bool
     subgroup_size: int  # as probed with a workgroup of 64; 0 without subgroups
     timestamps: bool
+    matrix_f16: bool  # matrix units: f16 x f16 -> f32 at 16x16x16
+    matrix_i8: bool  # matrix units: i8 x i8 -> i32, 16x16 from 32 of each
     checked: bool
     max_binding: int
     max_buffer: int
@@ -120,6 +122,36 @@ def choose(adapters: list[AdapterInfo], wanted: str | None) -> tuple[AdapterInfo
     raise NoAdapter(
         f"no adapter matches '{wanted}'. Here are: {listing}. Choose one by number or by a part of its name."
     )
+
+
+_refused: set[tuple[str, str, tuple[str, ...]]] = set()  # (backend, adapter, features) of requests that failed
+
+
+def _request(
+    engine: Backend,
+    raw_adapter: Any,
+    adapter: AdapterInfo,
+    features: Sequence[str],
+    *,
+    uncertain: Sequence[str],
+    limits: dict[str, int],
+    trusted: bool,
+) -> tuple[Any, list[str]]:
+    """A device with the `uncertain` features too, or without them if that fails; and the features that it has.
+
+    wgpu-native lists features that it refuses to enable. That is tried once a process, and never ends in an error.
+    """
+    key = (engine.name, adapter.name, tuple(uncertain))
+    if uncertain and key not in _refused:
+        wanted = [*features, *uncertain]
+        try:
+            return engine.request_device(raw_adapter, features=wanted, limits=limits, trusted=trusted), wanted
+        except Exception as error:
+            logging.getLogger("anygpu").info("%s: no device with %s (%s)", adapter.name, ", ".join(uncertain), error)
+            _refused.add(key)
+            raw_adapter = engine.adapters()[adapter.index]  # a request may use an adapter up
+    wanted = list(features)
+    return engine.request_device(raw_adapter, features=wanted, limits=limits, trusted=trusted), wanted
 
 
 def _switch(variable: str) -> bool:
@@ -189,8 +221,12 @@ class Device:
             key: (default if limits == "default" else max(default, raw_adapter.limits.get(key, default)))
             for key, default in DEFAULT_LIMITS.items()
         }
+        matrices = [] if features == "none" else [f for f in engine.matrix_features if f in raw_adapter.features]
         with engine.errors(f"open {adapter.name}"):
-            raw = engine.request_device(raw_adapter, features=granted, limits=limit_values, trusted=not checked)
+            raw, granted = _request(
+                engine, raw_adapter, adapter, granted, uncertain=matrices, limits=limit_values, trusted=not checked
+            )
+        has_matrices = engine.matrix_features[0] in granted
         caps = Capabilities(
             name=adapter.name,
             kind=adapter.kind,
@@ -202,6 +238,8 @@ class Device:
             subgroups=engine.subgroup_features[0] in granted,
             subgroup_size=0,
             timestamps="timestamp-query" in granted,
+            matrix_f16=has_matrices and engine.offers_matrix(raw_adapter, "f16", "f32", 16, 16, 16),
+            matrix_i8=has_matrices and engine.offers_matrix(raw_adapter, "i8", "i32", 16, 16, 32),
             checked=checked,
             max_binding=limit_values["max-storage-buffer-binding-size"] // 4 * 4,
             max_buffer=limit_values["max-buffer-size"] // 4 * 4,

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpu import wgsl
+from gpu import matrix, wgsl
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, OutOfMemory, ShaderError
 from gpu.native import MAX_GROUPS
 
@@ -73,7 +73,7 @@ def _build(
     raw = device.raw
     stage = device.backend.module.ShaderStage.COMPUTE
     kinds = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
-    code = _header(device, source, label) + source.code
+    code = _header(device, source, label) + (matrix.to_naga(source) if device.backend.naga else source.code)
     if (depth := _nesting(source.code)) > MAX_NESTING:
         raise ShaderError(
             f"{label}: brackets are nested {depth} deep, at most {MAX_NESTING} are compiled; use variables in between"
@@ -133,6 +133,13 @@ def _header(device: Device, source: wgsl.Source, label: str) -> str:
             raise ShaderError(f"{label}: uses subgroups, which {device.caps.name} does not have; pass subgroups=False")
         if device.backend.needs_enable_subgroups:
             header += "enable subgroups; diagnostic(off, subgroup_uniformity); "
+    if "matrices" in extensions:
+        if not (device.caps.matrix_f16 or device.caps.matrix_i8):
+            raise ShaderError(
+                f"{label}: uses subgroup matrices, which {device.caps.name} does not have through "
+                f"{device.caps.backend}; choose a variant without them (caps.matrix_f16, caps.matrix_i8)"
+            )
+        header += matrix.NAGA_LINE if device.backend.naga else matrix.TINT_LINE
     return header
 
 

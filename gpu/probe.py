@@ -40,6 +40,29 @@ fn probe(@builtin(local_invocation_index) lane: u32) {
 """
 
 
+def _matrix_text(elem: str, word: str, sums: str, k: int, count: int) -> str:
+    """Each subgroup multiplies A by B, whose columns lie one after another in workgroup memory. word: what arrays hold.
+
+    128 invocations are a whole number of subgroups everywhere.
+    """
+    return f"""
+@group(0) @binding(0) var<storage, read> a: array<{word}>;
+@group(0) @binding(1) var<storage, read> b: array<{word}>;
+@group(0) @binding(2) var<storage, read_write> out: array<{sums}>;
+var<workgroup> tile: array<{word}, {count}>;
+@compute @workgroup_size(128)
+fn probe(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) size: u32) {{
+  for (var i = lane; i < {count}u; i += 128u) {{ tile[i] = b[i]; }}
+  workgroupBarrier();
+  let left = subgroupMatrixLoad<subgroup_matrix_left<{elem}, {k}, 16>>(&a, 0u, false, {k}u);
+  let right = subgroupMatrixLoad<subgroup_matrix_right<{elem}, 16, {k}>>(&tile, 0u, true, {k}u);
+  var sum: subgroup_matrix_result<{sums}, 16, 16>;
+  sum = subgroupMatrixMultiplyAccumulate(left, right, sum);
+  subgroupMatrixStore(&out, (lane / size) * 256u, sum, false, 16u);
+}}
+"""
+
+
 def probe_calls(device: Device) -> None:
     """Replay a tiny Plan with a write and a read; on a wrong result or an error, take the public API, with a warning.
 
@@ -92,7 +115,27 @@ def probe_features(device: Device) -> Capabilities:
                 f"{caps.name}: subgroups are offered but do not work as specified; switched off", stacklevel=3
             )
         caps = replace(caps, subgroups=size > 0, subgroup_size=size)
+    for kind, field in (("f16", "matrix_f16"), ("i8", "matrix_i8")):
+        usable = caps.subgroups and (caps.f16 or kind != "f16")
+        if getattr(caps, field) and not (usable and _matrices_work(device, kind, caps.subgroup_size)):
+            warnings.warn(f"{caps.name}: {kind} matrix units are offered but do not work; switched off", stacklevel=3)
+            caps = replace(caps, **{field: False})
     return caps
+
+
+def _matrices_work(device: Device, kind: str, subgroup_size: int) -> bool:
+    """16x16 sums of products of small integers, by every subgroup: exact, and too large for sums in f16."""
+    k = 16 if kind == "f16" else 32
+    i, j = np.arange(16)[:, None], np.arange(k)[None, :]
+    a, b = (7 * i + 13 * j) % 81 - 40, (11 * i + 5 * j) % 79 - 39  # b: its columns as rows
+    if kind == "f16":
+        text, stored, result = _matrix_text("f16", "f16", "f32", k, 16 * k), np.float16, np.float32
+    else:  # four to a word
+        text, stored, result = _matrix_text("i8", "i32", "i32", k, 4 * k), np.int8, np.int32
+    inputs = {"a": device.upload(a.astype(stored)), "b": device.upload(b.astype(stored))}
+    subgroups = 128 // subgroup_size
+    got = _run(device, text, f"{kind} matrices", inputs, result, 256 * subgroups)
+    return got is not None and np.array_equal(got.reshape(subgroups, 16, 16), [a @ b.T] * subgroups)
 
 
 def _run(device: Device, text: str, label: str, inputs: dict[str, Buffer], dtype: Any, count: int) -> np.ndarray | None:

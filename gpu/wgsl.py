@@ -10,7 +10,8 @@ What the loader understands, one construct a line:
     const TILE: u32 = 4u;                   a line rewritten by constants={"TILE": 8}
     fn epilogue(v: f32) -> f32 { return v; }   // slot     replaced by slots={"epilogue": "fn epilogue..."}
 
-Block comments hide all of these. A file is pasted once, where it is first included.
+Block comments hide all of these. A file is pasted once, where it is first included. Matrix units are written in Tint's
+spelling (subgroup_matrix_left, subgroupMatrixLoad ...); gpu/matrix.py turns it into naga's.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _FUNCTION = re.compile(rf"((?:{_ATTRIBUTE})*)\bfn\s+(\w+)\s*\(")
 _TOKEN = re.compile(rf"{_ATTRIBUTE}|\.\s*[A-Za-z_]\w*|[0-9][\w.]*|[A-Za-z_]\w*|[{{}};]")
 _F16 = re.compile(r"\bf16\b|\b(?:vec[234]|mat[234]x[234])h\b|\b[0-9.]+h\b")
 _SUBGROUP = re.compile(r"\bsubgroup")
+_MATRIX = re.compile(r"\bsubgroup_?[mM]atrix")
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,9 @@ class Source:
         return tuple(b for b in self.bindings if b.name in reached)
 
     def extensions(self) -> frozenset[str]:
-        """The language extensions the code needs: "f16", "subgroups"."""
+        """The language extensions the code needs: "f16", "subgroups", "matrices"."""
         code = strip_comments(self.code)
-        needs = {"f16": _F16.search(code), "subgroups": _SUBGROUP.search(code)}
+        needs = {"f16": _F16.search(code), "subgroups": _SUBGROUP.search(code), "matrices": _MATRIX.search(code)}
         return frozenset(name for name, found in needs.items() if found)
 
 
@@ -294,13 +296,13 @@ def _functions(code: str) -> dict[str, tuple[str, str]]:
     code = strip_comments(code)
     functions = {}
     for m in _FUNCTION.finditer(code):
-        closing = _closing(code, m.end() - 1, "()")
-        opening = code.find("{", closing)
-        functions[m[2]] = (code[m.end() : closing], code[opening : _closing(code, opening, "{}") + 1])
+        end = closing(code, m.end() - 1, "()")
+        opening = code.find("{", end)
+        functions[m[2]] = (code[m.end() : end], code[opening : closing(code, opening, "{}") + 1])
     return functions
 
 
-def _closing(code: str, start: int, pair: str) -> int:
+def closing(code: str, start: int, pair: str) -> int:
     """Where the bracket opened at `start` closes; the end of the code if it never does (the driver will complain)."""
     depth = 0
     for i in range(start, len(code)):

@@ -48,6 +48,7 @@ def test_report_agrees_with_the_device(device, capsys):
         caps.subgroups,
         caps.subgroup_size,
     )
+    assert (probed["matrix_f16"], probed["matrix_i8"]) == (caps.matrix_f16, caps.matrix_i8)
     assert probed["timestamps"] == caps.timestamps  # a driver that lies here shows in the report, and fails this
     assert report["numpy"] == np.__version__
     assert ("shader-f16" in report["device"]["features"]) == caps.f16
@@ -61,6 +62,7 @@ def test_text_is_aligned_plain_and_complete(monkeypatch, capsys):
     assert re.search(r"^  switch +ANYGPU_FEATURES=none$", said, re.MULTILINE)
     assert re.search(r"^> +\d+ +\S", said, re.MULTILINE)
     assert re.search(r"^  f16 +no$", said, re.MULTILINE) and re.search(r"^  subgroups +no$", said, re.MULTILINE)
+    assert re.search(r"^  matrix units +f16 no, i8 no$", said, re.MULTILINE)
     assert re.search(r"^  features +(core-features-and-limits|none)$", said, re.MULTILINE)
     for title in ("device", "limits", "cache"):
         assert re.search(rf"^{title}$", said, re.MULTILINE)
