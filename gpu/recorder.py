@@ -163,13 +163,21 @@ class Plan:
                 for i, (kernel, buffers, counts) in enumerate(commands)
             ]
             self.groups = [groups for _, groups, _ in flat]
-            self._batches = [
-                (device.backend.calls.compile(flat[i : i + per_submit]), len(flat[i : i + per_submit]))
-                for i in range(0, len(flat), per_submit)
-            ]
+        self.split(per_submit)
 
     def __len__(self) -> int:
         return len(self.kernels)
+
+    def split(self, per_submit: int) -> None:
+        """Send at most this many dispatches a submit from now on."""
+        self.per_submit = per_submit
+        compile_ = self.device.backend.calls.compile
+        flat = [
+            (k.pipeline, groups, counts)
+            for k, groups, counts in zip(self.kernels, self.groups, self.counts, strict=True)
+        ]
+        batches = [flat[i : i + per_submit] for i in range(0, len(flat), per_submit)]
+        self._batches = [(compile_(batch), len(batch)) for batch in batches]
 
     def replay(
         self, *, write: tuple[Buffer, bytes] | None = None, read: tuple[Buffer, int] | None = None

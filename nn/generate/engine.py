@@ -1,4 +1,4 @@
-"""One conversation on one device: prompts in chunks, one token a step, the next step on its way before a token is read.
+"""One conversation on one device: prompts in chunks, one token a step, the next steps under way before a token is read.
 
 A step is a recorded Plan: embedding, layers, head, sampler; the chosen token stays on the device as the next step's
 input. Per step the host writes 16 bytes (struct Step), submits, and reads 16 bytes back a step later, so the device
@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from gpu import Pending, Plan
     from nn.models.decoder import Decoder
 
-CHUNKS_GPU = (8, 64, 256)  # rows of a prompt chunk, smallest that holds what is left
+CHUNKS_GPU = (8, 32, 128, 512)  # rows of a prompt chunk, smallest that holds what is left
 CHUNKS_CPU = (8, 32)
-CHUNK_SUBMIT = 32  # dispatches a submit of a prompt chunk: a few layers, so that no driver takes it for a hang
+# Drivers of laptops take a submit that runs for seconds for a hang: the first chunks of a size go out a few layers at a
+# time, later ones in submits of at most this many seconds, going by how long the first took.
+CHUNK_SUBMIT = 32
+SUBMIT_SECONDS = 0.1
 STEP_SUBMIT = 1024
+AHEAD_GPU = 2
 
 
 class GenerationError(RuntimeError):
@@ -75,8 +79,11 @@ class Timings:
 class Engine:
     """Generates from a Decoder. Remembers what its cache holds, so that a prompt that goes on from it is not redone."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, *, ahead: int | None = None) -> None:
+        """ahead: tokens asked for before the last one is looked at; default 2 on a GPU, 0 on a software driver."""
         self.model, self.device = model, model.device
+        default = AHEAD_GPU if self.device.caps.kind == "gpu" else 0  # on a software driver a wasted step is dear
+        self.ahead = default if ahead is None else ahead
         vocab = model.config.vocab
         self._settings = self._state(settings_bytes(SamplingOptions()), (8,), "u32")
         self._seen = self._state(np.zeros(vocab, np.uint32), (vocab,), "u32")
@@ -86,7 +93,7 @@ class Engine:
         self._plans: dict[tuple[str, int, bool], tuple[Plan, Array]] = {}
         self._cached: list[int] = []
         self._busy = False
-        self.device.memory.reserve_staging(16, 2)
+        self.device.memory.reserve_staging(16, self.ahead + 1)
 
     def _state(self, data: np.ndarray | bytes, shape: tuple[int, ...], dtype: str) -> Array:
         return Array(self.device.upload(data), shape, dtype)
@@ -134,17 +141,16 @@ class Engine:
         biased = bool(options.logit_bias)
         room = self.model.context - len(ids) + 1  # the last token needs no place in the cache
         limit = room if options.max_tokens is None else min(room, options.max_tokens)
-        ahead = 1 if self.device.caps.kind == "gpu" else 0  # on a software driver a wasted step is dear
         answer: list[int] = []
         pending: deque[Pending] = deque()
         submitted = 0  # tokens asked for; step i >= 1 puts token i - 1 into the cache and chooses token i
         self._busy = True
         try:
             start = first = time.perf_counter()
-            size, rows = self._prefill(ids, timings, cancelled)
+            sizes, rows = self._prefill(ids, timings, cancelled)
             while len(answer) < limit and not cancelled():
-                while submitted < min(limit, len(answer) + 1 + ahead):
-                    kind, length = ("head", size) if submitted == 0 else ("decode", 1)
+                while submitted < min(limit, len(answer) + 1 + self.ahead):
+                    kind, length = ("head", sizes[-1]) if submitted == 0 else ("decode", 1)
                     plan, _ = self._plan(kind, length, biased)
                     position = len(ids) + submitted - 1
                     state = struct.pack("<4I", position, rows if submitted == 0 else 1, seed, submitted)
@@ -154,6 +160,7 @@ class Engine:
                 now = time.perf_counter()
                 if not answer:
                     timings.prompt_seconds, first = now - start, now
+                    self._pace(sizes, now - start)
                 answer.append(token.id)
                 timings.answer_tokens, timings.answer_seconds = len(answer), now - first
                 yield token
@@ -220,8 +227,8 @@ class Engine:
                 bias[token] = value
             self._bias.buffer.write(bias)
 
-    def _prefill(self, ids: Sequence[int], timings: Timings, cancelled: Callable[[], bool]) -> tuple[int, int]:
-        """Run the prompt, all but what the cache holds. Returns the last chunk's size and how many rows of it count."""
+    def _prefill(self, ids: Sequence[int], timings: Timings, cancelled: Callable[[], bool]) -> tuple[list[int], int]:
+        """Run the prompt, all but what the cache holds. Returns the chunks' sizes and the last one's rows."""
         same = 0
         for held, wanted in zip(self._cached, ids[:-1], strict=False):  # the last one is always run, for its logits
             if held != wanted:
@@ -229,7 +236,7 @@ class Engine:
             same += 1
         del self._cached[same:]
         timings.cached_tokens, timings.prompt_tokens = same, len(ids) - same
-        at, size, count = same, 0, 0
+        at, sizes, count = same, [], 0
         while at < len(ids) and not cancelled():
             size = self._chunk(len(ids) - at)
             count = min(size, len(ids) - at)
@@ -237,8 +244,18 @@ class Engine:
             self._write_chunk(size, ids[at : at + count])
             plan.replay(write=(self.model.step.buffer, struct.pack("<4I", at, count, 0, 0)))
             self._cached += ids[at : at + count]
+            sizes.append(size)
             at += count
-        return size, count
+        return sizes or [self._chunk(1)], count
+
+    def _pace(self, sizes: Sequence[int], seconds: float) -> None:
+        """Let later chunks go out in larger submits, when this many seconds for these chunks allow it."""
+        largest = max(sizes)
+        plan = self._plan("chunk", largest, False)[0]
+        dispatch = seconds / (len(plan) * sizes.count(largest))  # the smaller chunks left out: rather high
+        fitting = min(int(SUBMIT_SECONDS / dispatch), len(plan))
+        if fitting > 1.5 * plan.per_submit:
+            plan.split(fitting)
 
     def _replay(self, plan: Plan, step: bytes) -> Pending:
         pending = plan.replay(write=(self.model.step.buffer, step), read=(self._chosen.buffer, 16))

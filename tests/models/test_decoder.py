@@ -43,6 +43,41 @@ def folder(tmp_path_factory):
     return path
 
 
+def test_running_ahead_changes_nothing(device, folder):
+    """The same tokens however many steps are under way, also where the caller stops early and goes on."""
+    options = SamplingOptions(temperature=0.8, seed=3, max_tokens=9)
+    texts = []
+    for ahead in (0, 1, 3):
+        engine = opened(device, folder, context=32)
+        engine = Engine(engine.model, ahead=ahead)
+        first = []
+        for token in engine.generate([1, 2, 3], options):
+            first.append(token.id)
+            if len(first) == 4:
+                break
+        again = [t.id for t in engine.generate([1, 2, 3, *first], options)]
+        texts.append((first, again, len(engine.cached)))
+    assert texts[1] == texts[0] and texts[2] == texts[0]
+
+
+def test_a_chunk_goes_out_in_fewer_submits_once_it_was_seen_to_be_fast(device, folder, monkeypatch):
+    monkeypatch.setattr("nn.generate.engine.CHUNK_SUBMIT", 3)
+    engine = opened(device, folder, context=32)
+    ids = [5, 6, 7, 8]
+    before = engine.logits(ids)
+    plan = engine._plan("chunk", engine._chunk(len(ids)), False)[0]
+    assert plan.per_submit == 3 and len(plan) > 6
+    engine._pace([engine._chunk(4)], 0.1 * len(plan) / 3)  # three dispatches take all of the 0.1 s
+    assert plan.per_submit == 3
+    engine._pace([engine._chunk(4)], 1e-4)
+    assert plan.per_submit == len(plan)
+    submits = device.counters.submits
+    plan.replay()
+    assert device.counters.submits == submits + 1
+    engine.reset()
+    np.testing.assert_array_equal(engine.logits(ids), before)
+
+
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_logits_equal_transformers_and_float64(device, tmp_path, name):
     model = write(tmp_path, name)
