@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,7 @@ class Memory:
         self._live: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._staging: dict[int, list[Any]] = defaultdict(list)
         self._unsubmitted = 0
+        self._ceiling: int | None = None
         self._quarantine: list[tuple[Any, int, int, int]] = []
         self.damaged: list[str] = []
 
@@ -163,6 +165,9 @@ class Memory:
             )
         free = self._free[capacity, uniform]
         counters = device.counters
+        if self._ceiling is not None and counters.bytes_live + capacity > self._ceiling:
+            over = counters.bytes_live + capacity - self._ceiling
+            raise LimitExceeded(f"alloc: {nbytes:,} bytes more are {over:,} over what may be allocated here")
         if free:
             raw = free.pop()
             counters.bytes_pooled -= capacity
@@ -177,6 +182,15 @@ class Memory:
             device.raw.queue.write_buffer(raw, padded, np.full(CANARY_BYTES // 4, CANARY_WORD, np.uint32))
             self._live.add(buffer)
         return buffer
+
+    @contextlib.contextmanager
+    def at_most(self, nbytes: int) -> Iterator[None]:
+        """Inside the block, allocations over what is live now plus nbytes raise LimitExceeded."""
+        before, self._ceiling = self._ceiling, self.device.counters.bytes_live + nbytes
+        try:
+            yield
+        finally:
+            self._ceiling = before
 
     def _create(self, capacity: int, uniform: bool) -> Any:
         device = self.device

@@ -1,15 +1,20 @@
-"""How long each dispatch of a Plan takes on the device, by timestamp queries."""
+"""How long a Plan, or each dispatch of it, takes on the device, by timestamp queries."""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpu.errors import GpuError
-from gpu.recorder import Plan
+from gpu.recorder import MAX_PER_SUBMIT, Plan
+
+if TYPE_CHECKING:
+    from gpu.device import Device
 
 MAX_QUERIES = 4096  # WebGPU's limit on a query set
 
@@ -21,6 +26,58 @@ class Timed:
     label: str
     counts: tuple[int, int, int]
     seconds: float
+
+
+class Stopwatch:
+    """Times whole Plans: so many runs in one compute pass between two timestamps, in one submit.
+
+    Where a device has no timestamps, or they cannot be true, it is the host's clock around submit and wait.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.timestamps = device.caps.timestamps
+        if self.timestamps:
+            usage = device.backend.module.BufferUsage
+            with device.backend.errors("stopwatch"):
+                self._queries = device.raw.create_query_set(type="timestamp", count=2)
+                self._resolved = device.raw.create_buffer(size=256, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+                self._period = device.backend.timestamp_period(device.raw)
+
+    def seconds(self, plan: Plan, *, runs: int = 1) -> float:
+        """Seconds of one run of the plan, the mean of `runs` back to back. Waits for earlier work first."""
+        device = self.device
+        runs = max(1, min(runs, MAX_PER_SUBMIT // max(1, len(plan))))
+        if len(plan) == 0:
+            return 0.0
+        device.wait()
+        begin = time.perf_counter()
+        if not self.timestamps:
+            for _ in range(runs):
+                plan.replay()
+            device.wait()
+            return (time.perf_counter() - begin) / runs
+        with device.backend.errors("stopwatch"):
+            encoder = device.raw.create_command_encoder()
+            writes = {"query_set": self._queries, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
+            compute = encoder.begin_compute_pass(timestamp_writes=writes)
+            for _ in range(runs):
+                for kernel, groups, counts in zip(plan.kernels, plan.groups, plan.counts, strict=True):
+                    compute.set_pipeline(kernel.pipeline)
+                    for group, bound in enumerate(groups):
+                        compute.set_bind_group(group, bound)
+                    compute.dispatch_workgroups(*counts)
+            compute.end()
+            encoder.resolve_query_set(self._queries, 0, 2, self._resolved, 0)
+            device.backend.submit(device.raw, encoder.finish())
+            device.counters.submits += 1
+            start, end = np.frombuffer(device.memory.read_raw(self._resolved, 0, 16), np.uint64).tolist()
+        elapsed = time.perf_counter() - begin
+        measured = (end - start) * self._period * 1e-9
+        if not 0.0 < measured <= 1.5 * elapsed + 1e-4:  # a driver whose timestamps stand still or run wild
+            self.timestamps = False
+            return self.seconds(plan, runs=runs)
+        return measured / runs
 
 
 def profile_plan(plan: Plan, *, repeats: int = 7) -> list[Timed]:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
 import os
 import re
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from gpu import wgsl
-from gpu.errors import GpuError
+from gpu import tune_store, wgsl
+from gpu.errors import DeviceLost, GpuError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from gpu.device import Capabilities, Device
     from gpu.memory import Buffer
     from gpu.recorder import Recorder
+    from gpu.tune_run import Verdict
 
 MODES = ("off", "use", "full")
 BUDGET = 1.5  # seconds of running on the device a shape class; compiling comes on top
@@ -107,7 +110,8 @@ class Family(Generic[S, V]):
     shaders: tuple[str, ...] = ()
 
     def pick(self, device: Device, shape: S) -> V:
-        """The variant to use for this shape on this device; see ANYGPU_TUNE above. Only DeviceLost is raised."""
+        """The variant to use for this shape on this device; see ANYGPU_TUNE above. Of tuning's errors, only DeviceLost
+        is raised."""
         return device.tuner.pick(self, shape)
 
     def code(self, variants: Sequence[V]) -> str:
@@ -153,13 +157,111 @@ class Tuner:
         self._device = weakref.ref(device)
         self.mode = mode_from_environment()
         self.budget = BUDGET
-        self._picked: dict[tuple[str, str, str], str] = {}  # what this process has settled on, so that it stays
+        self._table: tune_store.Table | None = None  # read when it is first asked for
+        self._picked: dict[tune_store.Key, str] = {}  # what this process has settled on, so that it stays
+        self._measuring = False
 
     def pick(self, family: Family[S, V], shape: S) -> V:
         """See Family.pick."""
+        device = self.device
+        default = family.default(device.caps, shape)
+        if self.mode == "off" or (self.mode == "use" and not self.table):
+            return default
+        variants = family.variants(device.caps, shape)
+        key = (family.name, family.shape_class(shape), family.code(variants))
+        if key not in self._picked:
+            entry = self.table.get(key)
+            if entry is None and self.mode == "full" and not self._measuring:
+                verdict = self.measure(family, shape)
+                entry = None if verdict is None else self.table.get(key)
+            elif entry is None:
+                return default
+            # "" stands for the default of each shape: a class may hold shapes of different defaults
+            self._picked[key] = "" if entry is None or entry.winner == entry.default else entry.winner
+        wanted = self._picked[key]
+        return next((v for v in variants if v.name == wanted), default)
+
+    def measure(self, family: Family[S, V], shape: S, *, budget: float | None = None) -> Verdict | None:
+        """Time the variants on this shape and remember the winner, here and in the tuning file.
+
+        None where nothing could be compared (a line in the log says why). Only DeviceLost is raised.
+        """
+        from gpu.tune_run import compare
+
+        device = self.device
+        variants = family.variants(device.caps, shape)
+        default = family.default(device.caps, shape)
+        name = f"{family.name} {family.shape_class(shape)}"
+        self._measuring = True
+        try:
+            verdict = compare(device, family, shape, variants, default, budget=budget or self.budget)
+        except DeviceLost:
+            raise
+        except Exception as error:  # the shipped default is there: no fault of tuning ends a person's work
+            log.warning("anygpu: %s is not tuned: %s", name, error)
+            return None
+        finally:
+            self._measuring = False
+            device.memory.trim()
+        entry = tune_store.Entry(
+            family=family.name,
+            shape_class=family.shape_class(shape),
+            code=family.code(variants),
+            winner=verdict.winner,
+            default=verdict.default,
+            ratio=round(verdict.ratio, 4),
+            stamp=round(time.time(), 3),
+        )
+        self._table = tune_store.merge(self.table, {entry.key: entry})
+        if self.path is not None:
+            tune_store.save(self.path, self.identity, {entry.key: entry})
+        log.info("anygpu: %s: %s takes %.2f of the time of %s", name, entry.winner, 1 / entry.ratio, entry.default)
+        return verdict
+
+    def hash(self) -> str:
+        """Identifies the choices in force: "default", or 12 hex digits of all winners that are not the default.
+
+        Results are the same bits from run to run for a device, driver and hash.
+        """
+        won = sorted((*e.key, e.winner) for e in self.table.values() if e.winner != e.default)
+        if self.mode == "off" or not won:
+            return "default"
+        return hashlib.sha256(json.dumps(won).encode()).hexdigest()[:12]
+
+    def clear(self) -> None:
+        """Forget everything measured on this device, the file included. Raises OSError."""
+        self._table, self._picked = {}, {}
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    @property
+    def device(self) -> Device:
         device = self._device()
-        assert device is not None
-        return family.default(device.caps, shape)
+        if device is None:
+            raise DeviceLost("tuner: its Device is gone; open a new one")
+        return device
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a measurement holds for; another driver or version has a file of its own."""
+        caps = self.device.caps
+        names = ("name", "driver", "api", "backend", "backend_version", "checked")
+        return {name: getattr(caps, name) for name in names}
+
+    @property
+    def path(self) -> Path | None:
+        """The tuning file, which need not be there; None where the user has no home folder."""
+        try:
+            return tune_store.path_of(self.identity)
+        except RuntimeError:
+            return None
+
+    @property
+    def table(self) -> tune_store.Table:
+        """What is known of this device, from the file as it was when it was first asked for, and since then."""
+        if self._table is None:
+            self._table = {} if self.path is None else tune_store.read(self.path, self.identity)
+        return self._table
 
 
 __all__ = ["Family", "Named", "Result", "Trial", "Tuner", "mode_from_environment"]

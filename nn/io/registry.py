@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from gpu import folders
+
 Progress = Callable[[int, int], None]  # bytes done, bytes in all (0: not known)
 
 
@@ -149,13 +151,10 @@ HF_FILES = (
 
 def cache_dir() -> Path:
     """Where everything fetched or remembered lies: ANYGPU_CACHE, or the platform's cache folder for users."""
-    if own := os.environ.get("ANYGPU_CACHE"):
-        return expanded(own)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or expanded("~/AppData/Local")) / "anygpu" / "Cache"
-    if sys.platform == "darwin":
-        return expanded("~/Library/Caches/anygpu")
-    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "anygpu"
+    try:
+        return folders.cache_dir()
+    except RuntimeError:
+        return expanded(os.environ.get("ANYGPU_CACHE") or "~")
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
