@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 WIN = 1.03  # the default is replaced only by what is faster by more than this
 ROUNDS = 9
 SLOW_AT_ONCE = 3.0  # times the best: left out after one sample
-SLOW = 1.2  # times the best: left out after a round
+SLOW = 1.2  # times the best: left out after two rounds or more
+DUEL = 5  # samples at least of the default and of what would replace it
+LONG = 5e-3  # seconds of a call from which the host's clock tells enough to leave it out
 COMPILING = 10.0  # times the budget: no further variant is compiled after that
 SAMPLE = (1e-3, 2e-2)  # seconds of a sample, from and to; a single call may take longer
 CHECKED_BYTES = 8 << 20  # of each result that are compared; of larger ones, windows spread over it
@@ -63,6 +65,7 @@ class Verdict:
 class _Candidate:
     variant: Any
     samples: list[float] = field(default_factory=list)  # seconds a call
+    seen: float = 0.0  # seconds of the call whose result was compared, by the host's clock
     runs: int = 1
     left_out: str = ""
 
@@ -121,8 +124,10 @@ def _check(
             continue
         try:
             plan = _plan(device, trial, candidate, 1)
+            plan.replay()  # some drivers compile only now
+            device.wait()
             begin = clock()
-            got = _results(device, trial, plan)
+            got, candidate.seen = _results(device, trial, plan, clock)
             problem = "" if plain is None else _difference(trial.results, got, plain)
             running += clock() - begin
         except DeviceLost:
@@ -155,17 +160,21 @@ def _windows(result: Result) -> list[tuple[int, int]]:
     return [(start, size if start < last else nbytes - start) for start in starts]
 
 
-def _results(device: Device, trial: Trial[Any], plan: Plan) -> list[np.ndarray]:
-    """What a plan writes where it finds no finite number: a place that it leaves out shows."""
+def _results(device: Device, trial: Trial[Any], plan: Plan, clock: Clock) -> tuple[list[np.ndarray], float]:
+    """What a plan writes where it finds no finite number, so that a place that it leaves out shows; and its seconds."""
     places = [(result, _windows(result)) for result in trial.results]
     for result, windows in places:
         for offset, nbytes in windows:
             result.buffer.write(np.full(nbytes, 0xFF, np.uint8), offset)
+    device.wait()
+    begin = clock()
     plan.replay()
+    device.wait()
+    seconds = clock() - begin
     return [
         np.concatenate([np.frombuffer(device.memory.read(result.buffer, n, at), np.uint8) for at, n in windows])
         for result, windows in places
-    ]
+    ], seconds
 
 
 def _difference(results: Sequence[Result], got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> str:
@@ -201,7 +210,14 @@ def _race(
             watch.seconds(plan, runs=4)
         del plan
     target = min(max(seconds / (ROUNDS * len(alive)), SAMPLE[0]), SAMPLE[1])
-    for candidate in alive:
+    quickest = min(c.seen for c in alive)
+    for candidate in [alive[0], *sorted(alive[1:], key=lambda c: c.seen)]:
+        if candidate.seen > max(SLOW_AT_ONCE * quickest, LONG):
+            candidate.samples, candidate.left_out = (
+                [candidate.seen],
+                f"slow: {candidate.seen / quickest:.1f} times the best",
+            )
+            continue
         if candidate is not alive[0] and clock() > deadline:
             candidate.left_out = "not timed: the time was over"
             continue
@@ -210,17 +226,22 @@ def _race(
             first = sample(candidate, 4)
         candidate.samples = [first]
         candidate.runs = max(1, int(target / max(first * trial.turns, 1e-9)))
-    _leave_out(alive, SLOW_AT_ONCE)
+    _leave_out([c for c in alive if c.samples], SLOW_AT_ONCE)
+    racing = [c for c in alive if not c.left_out]
+    for candidate in racing:  # the first samples said who races; they are not held against longer ones
+        candidate.samples = []
     for round_ in range(ROUNDS):
-        racing = [c for c in alive if not c.left_out]
-        if len(racing) <= 1 or clock() > deadline:
-            return
-        if round_ == 0:  # the first samples said who races; they are not held against longer ones
-            for candidate in racing:
-                candidate.samples = []
+        if len(racing) <= 1 or (round_ and clock() > deadline):
+            break
         for candidate in racing if round_ % 2 else reversed(racing):
             candidate.samples.append(sample(candidate, candidate.runs))
-        _leave_out(racing, SLOW)
+        if round_:
+            _leave_out(racing, SLOW)
+            racing = [c for c in racing if not c.left_out]
+    shipped, best = alive[0], min(racing, key=lambda c: c.median)
+    while shipped.best <= SLOW_AT_ONCE * best.best and min(len(shipped.samples), len(best.samples)) < DUEL:
+        for candidate in (best, shipped):  # whatever the time: one sample says little beside other programs
+            candidate.samples.append(sample(candidate, candidate.runs))
 
 
 def _leave_out(racing: Sequence[_Candidate], factor: float) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
-from nn.ops.matmul_variants import Shape, Variant, default
+from nn.ops.matmul_tune import MATMUL
+from nn.ops.matmul_variants import Shape, Variant
 from nn.tensor import Tensor, add_methods, apply
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class MatMul(Op):
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         a, b, *bias, out = arrays
-        chosen = default(record.device.caps, shape_of(a, b, out, trans_a=self.trans_a, trans_b=self.trans_b))
+        chosen = MATMUL.pick(record.device, shape_of(a, b, out, trans_a=self.trans_a, trans_b=self.trans_b))
         record_matmul(
             record, chosen, a, b, out, trans_a=self.trans_a, trans_b=self.trans_b, bias=bias[0] if bias else None
         )
