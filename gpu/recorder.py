@@ -168,16 +168,23 @@ class Plan:
     def __len__(self) -> int:
         return len(self.kernels)
 
-    def split(self, per_submit: int) -> None:
-        """Send at most this many dispatches a submit from now on."""
+    def split(self, per_submit: int, *, first: int | None = None) -> None:
+        """Send at most `per_submit` dispatches a submit from now on.
+
+        first: dispatches of the first submit, each later one having twice as many as the one before, so that a device
+        that would lie idle starts while the host still encodes.
+        """
         self.per_submit = per_submit
         compile_ = self.device.backend.calls.compile
         flat = [
             (k.pipeline, groups, counts)
             for k, groups, counts in zip(self.kernels, self.groups, self.counts, strict=True)
         ]
-        batches = [flat[i : i + per_submit] for i in range(0, len(flat), per_submit)]
-        self._batches = [(compile_(batch), len(batch)) for batch in batches]
+        self._batches, start, size = [], 0, min(first or per_submit, per_submit)
+        while start < len(flat):
+            batch = flat[start : start + size]
+            self._batches.append((compile_(batch), len(batch)))
+            start, size = start + size, min(2 * size, per_submit)
 
     def replay(
         self, *, write: tuple[Buffer, bytes] | None = None, read: tuple[Buffer, int] | None = None

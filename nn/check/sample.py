@@ -89,9 +89,7 @@ def expected_token(
 ) -> tuple[int, float]:
     """The token that the draw u takes, walking the candidates in the shader's order; how near u is to a border."""
     kept = np.flatnonzero(candidates)
-    by_lane = np.concatenate([kept[kept % lanes == lane] for lane in range(lanes)])  # as select_token compacts them
-    walk = np.concatenate([np.arange(by_lane.size)[lane::lanes] for lane in range(lanes)])
-    order = by_lane[walk.astype(np.int64)]
+    order = np.concatenate([kept[kept % lanes == lane] for lane in range(lanes)])  # as select_token gathers them
     edges = np.cumsum(probabilities[order])
     index = min(int(np.searchsorted(edges, u, side="right")), order.size - 1)
     return int(order[index]), float(np.abs(edges - u).min())
@@ -103,6 +101,7 @@ VARIANTS: dict[str, SamplingOptions] = {
     "hot": replace(OFF, temperature=1.7),
     "top_k 1": replace(OFF, top_k=1),
     "top_k 7": replace(OFF, top_k=7),
+    "top_k 300": replace(OFF, top_k=300, top_p=0.95),
     "top_k over vocab": replace(OFF, top_k=10_000_000),
     "top_p 0.1": replace(OFF, top_p=0.1),
     "top_p 0.9": replace(OFF, top_p=0.9),
@@ -168,6 +167,14 @@ def _extremes(device: Device, rng: np.random.Generator) -> Iterable[Outcome]:
 def _edges(device: Device, rng: np.random.Generator) -> Iterable[Outcome]:
     """The largest logit first, last and around each multiple of the workgroup: no place is left out."""
     greedy, vocab = replace(OFF, temperature=0.0), 1027
+    many = np.round(rng.uniform(-1, 1, 20_000), 2)  # ties across blocks, at every threshold
+    many[[300, 5000, 19_999]] = 1.5
+    (result,), _ = run_sampler(device, many, greedy, np.zeros(many.size, np.uint32))
+    yield Outcome(result[:2], np.array([300, 0], np.uint32), label="first of ties in different blocks")
+    for top_k in (2, 3, 4, 40):
+        (result,), _ = run_sampler(device, many, replace(OFF, top_k=top_k, seed=1), np.zeros(many.size, np.uint32))
+        wanted = np.count_nonzero(many >= np.sort(many)[-top_k])
+        yield Outcome(result[3:], np.array([wanted], np.uint32), label=f"kept of ties, top_k {top_k}")
     for at in (0, 255, 256, 257, 511, 512, 513, 768, 1023, 1024, 1026):
         logits = rng.uniform(-1, 1, vocab)
         logits[at] = 2.0
@@ -205,6 +212,9 @@ def cases() -> list[Case]:
     """All cases of the sampler."""
     out = [_chosen(name, vocab, False) for name in VARIANTS for vocab in (5, 1000)]
     out += [_chosen(name, 257, True) for name in ("greedy", "all")]
+    # 47 blocks, so that a top_k of at most 47 leaves some out; more than 256 candidates; two values an invocation
+    out += [_chosen(name, 12_000, False) for name in ("greedy", "plain", "top_k 7", "top_k 300", "top_p 0.9", "all")]
+    out += [_chosen(name, 262_145, name == "all") for name in ("greedy", "all")]
     out.append(Case("sample/sample select_token: extremes", _extremes, SHADERS))
     out.append(Case("sample/sample adjust: largest at the edges, vocab 1027", _edges, SHADERS))
     out.append(Case("sample/sample select_token: generator, vocab 512", _generator, SHADERS))

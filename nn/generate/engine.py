@@ -35,6 +35,7 @@ CHUNKS_CPU = (8, 32)
 # time, later ones in submits of at most this many seconds, going by how long the first took.
 CHUNK_SUBMIT = 32
 SUBMIT_SECONDS = 0.1
+FIRST_SUBMIT = 12  # dispatches of a chunk's first submit then: the device starts while the rest is encoded
 STEP_SUBMIT = 1024
 AHEAD_GPU = 2
 
@@ -255,7 +256,7 @@ class Engine:
         dispatch = seconds / (len(plan) * sizes.count(largest))  # the smaller chunks left out: rather high
         fitting = min(int(SUBMIT_SECONDS / dispatch), len(plan))
         if fitting > 1.5 * plan.per_submit:
-            plan.split(fitting)
+            plan.split(fitting, first=FIRST_SUBMIT)
 
     def _replay(self, plan: Plan, step: bytes) -> Pending:
         pending = plan.replay(write=(self.model.step.buffer, step), read=(self._chosen.buffer, 16))

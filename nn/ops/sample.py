@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SHADER = "sample/sample.wgsl"
 WG = 256
+BLOCKS = 1024  # most blocks a vocabulary is cut into; the selecting workgroup holds a list of them
 IN_PROMPT = np.uint32(0x80000000)
 LEAST_TEMPERATURE = 1e-6  # below it logits / temperature leaves f32; one token has all the probability long before
 FLAGS = {
@@ -62,12 +63,15 @@ class SampleToken(Op):
     def lower(self, record: Recorder, *arrays: Array) -> None:
         logits, settings, step, seen, chosen, *bias = arrays
         vocab, device = logits.cols, record.device
-        work, kept = record.temp(4 * vocab), record.temp(8 * vocab)
+        span = -(-vocab // (WG * BLOCKS))  # values an invocation adjusts
+        blocks = -(-vocab // (WG * span))
+        constants = {"WG": WG, "SPAN": span, "BLOCKS": BLOCKS}
+        work, kept = record.temp(4 * (vocab + blocks)), record.temp(8 * vocab)
         entry, extra = ("adjust_biased", {"bias": bias[0].buffer}) if bias else ("adjust", {})
         state = {"settings": settings.buffer, "seen": seen.buffer}
         record(
-            device.kernel(SHADER, entry, constants={"WG": WG}),
-            -(-vocab // WG),
+            device.kernel(SHADER, entry, constants=constants),
+            blocks,
             logits=logits.buffer,
             work=work,
             vocab=vocab,
@@ -75,7 +79,7 @@ class SampleToken(Op):
             **extra,
         )
         record(
-            device.kernel(SHADER, "select_token", constants={"WG": WG}),
+            device.kernel(SHADER, "select_token", constants=constants),
             1,
             logits=logits.buffer,
             adjusted=work,

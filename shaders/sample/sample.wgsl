@@ -1,13 +1,17 @@
 // Choosing the next token from one row of logits, on the device.
 // Order: penalties, logit bias, temperature, top-k, top-p, min-p, then one draw from what is kept.
-//   adjust:  work[i] = (penalised(logits[i]) + bias[i]) / temperature        Grid: ceil(vocab / WG) workgroups, folded.
+//   adjust:  work[i] = (penalised(logits[i]) + bias[i]) / temperature, and behind them the largest of every BLOCK values.
+//            Grid: ceil(vocab / BLOCK) workgroups, folded.
 //   select:  one workgroup; result = (token, flags, log-probability bits, kept count); seen[token] += 1.
+// Only blocks that can hold one of the k largest are looked into: the k-th largest of the blocks' largest values is a bound.
 // penalised: repeat (Keskar et al. 2019, arXiv:1909.05858): l > 0 ? l / r : l * r for every token seen in prompt or
 // answer; presence and frequency: l - presence - frequency * count for tokens of the answer.
 // top-k keeps values >= the k-th largest; top-p (Holtzman et al. 2020, arXiv:1904.09751) the smallest set of the largest
 // whose mass reaches p; min-p keeps values with probability >= min_p * the largest. Values equal to a threshold stay.
 // The draw is u = Philox2x32-10(key seed, counter draw) (Salmon et al. 2011), so a seed gives the same tokens every run.
-override WG: u32 = 256u;         // a power of two
+override WG: u32 = 256u;         // a power of two, at least 256
+const SPAN: u32 = 1u;            // values an invocation adjusts; ceil(vocab / (WG SPAN)) is at most BLOCKS
+const BLOCKS: u32 = 1024u;
 const LOWEST: f32 = -3.0e38;     // stands for -inf: removed
 const BROKEN: f32 = 3.0e38;      // stands for NaN and +inf: the model's numbers are broken
 const IN_PROMPT: u32 = 0x80000000u;
@@ -28,7 +32,7 @@ struct Settings {
 @group(0) @binding(2) var<storage, read> bias: array<f32>;          // adjust_biased only
 @group(0) @binding(3) var<storage, read> step: Step;
 @group(0) @binding(4) var<storage, read> adjusted: array<f32>;      // work, as select sees it
-@group(0) @binding(5) var<storage, read_write> work: array<f32>;
+@group(0) @binding(5) var<storage, read_write> work: array<f32>;    // [vocab], then the blocks' largest values
 @group(0) @binding(6) var<storage, read_write> seen: array<u32>;    // bit 31: in the prompt; below: times in the answer
 @group(0) @binding(7) var<storage, read_write> kept: array<vec2<u32>>;  // candidates: (order key, token)
 @group(0) @binding(8) var<storage, read_write> result: array<u32, 4>;
@@ -37,6 +41,9 @@ struct Settings {
 var<workgroup> histogram: array<atomic<u32>, 256>;
 var<workgroup> lane_mass: array<f32, WG>;
 var<workgroup> lane_count: array<u32, WG>;
+var<workgroup> lane_key: array<u32, WG>;
+var<workgroup> block_list: array<u32, BLOCKS>;
+var<workgroup> lowest_key: atomic<u32>;
 var<workgroup> shared_key: u32;
 var<workgroup> shared_rank: u32;
 var<workgroup> chosen: u32;
@@ -58,17 +65,33 @@ fn adjusted_value(i: u32, added: f32) -> f32 {
   if (settings.temperature > 0.0) { l /= settings.temperature; }
   return clamp(l, LOWEST, 2.9e38);
 }
+fn store_largest(block: u32, lane: u32, value: f32) {
+  let largest = wg_max(lane, value);
+  if (lane == 0u) { work[p.vocab + block] = largest; }
+}
 @compute @workgroup_size(WG)
 fn adjust(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
           @builtin(local_invocation_index) lane: u32) {
-  let i = (wg.y * grid.x + wg.x) * WG + lane;
-  if (i < p.vocab) { work[i] = adjusted_value(i, 0.0); }
+  let block = wg.y * grid.x + wg.x;
+  if (block * WG * SPAN >= p.vocab) { return; }   // uniform: the whole workgroup leaves
+  var largest = LOWEST;
+  for (var n = 0u; n < SPAN; n++) {
+    let i = (block * SPAN + n) * WG + lane;
+    if (i < p.vocab) { let value = adjusted_value(i, 0.0); work[i] = value; largest = max(largest, value); }
+  }
+  store_largest(block, lane, largest);
 }
 @compute @workgroup_size(WG)
 fn adjust_biased(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                  @builtin(local_invocation_index) lane: u32) {
-  let i = (wg.y * grid.x + wg.x) * WG + lane;
-  if (i < p.vocab) { work[i] = adjusted_value(i, bias[i]); }
+  let block = wg.y * grid.x + wg.x;
+  if (block * WG * SPAN >= p.vocab) { return; }
+  var largest = LOWEST;
+  for (var n = 0u; n < SPAN; n++) {
+    let i = (block * SPAN + n) * WG + lane;
+    if (i < p.vocab) { let value = adjusted_value(i, bias[i]); work[i] = value; largest = max(largest, value); }
+  }
+  store_largest(block, lane, largest);
 }
 
 // A u32 that orders like the float: larger value, larger key.
@@ -98,31 +121,97 @@ fn multiply_wide(a: u32, b: u32) -> vec2<u32> {     // (high, low) words of a * 
   let other = a0 * b1 + (middle & 0xffffu);
   return vec2<u32>(a1 * b1 + (middle >> 16u) + (other >> 16u), a * b);
 }
-// The key of the k-th largest value (k from 1 to vocab), found eight bits at a time.
-fn kth_key(lane: u32, k: u32) -> u32 {
+fn blocks() -> u32 { return (p.vocab + WG * SPAN - 1u) / (WG * SPAN); }
+// Key i of what is looked through: the candidates, or the blocks' largest values.
+fn key_at(i: u32, of_blocks: bool) -> u32 {
+  if (of_blocks) { return key_of(adjusted[p.vocab + i]); }
+  return kept[i].x;
+}
+// The key of the k-th largest of `count` (k from 1 to count): by comparing all with all where each has an invocation, else
+// eight bits at a time.
+fn kth_key(lane: u32, k: u32, count: u32, of_blocks: bool) -> u32 {
+  if (count <= WG) {
+    var mine = 0u;
+    if (lane < count) { mine = key_at(lane, of_blocks); }
+    lane_key[lane] = mine;
+    if (lane == 0u) { atomicStore(&lowest_key, 0xffffffffu); }
+    workgroupBarrier();
+    var above = 0u;
+    for (var i = 0u; i < count; i++) { above += select(0u, 1u, lane_key[i] > mine); }
+    if (lane < count && above < k) { atomicMin(&lowest_key, mine); }
+    workgroupBarrier();
+    if (lane == 0u) { shared_key = atomicLoad(&lowest_key); }
+    return workgroupUniformLoad(&shared_key);
+  }
   if (lane == 0u) { shared_key = 0u; shared_rank = k; }
   for (var shift = 24i; shift >= 0i; shift -= 8i) {
     for (var b = lane; b < 256u; b += WG) { atomicStore(&histogram[b], 0u); }
     let prefix = workgroupUniformLoad(&shared_key);
-    for (var i = lane; i < p.vocab; i += WG) {
-      let key = key_of(adjusted[i]);
+    let left = workgroupUniformLoad(&shared_rank);
+    for (var i = lane; i < count; i += WG) {
+      let key = key_at(i, of_blocks);
       if (shift == 24i || (key >> u32(shift + 8i)) == (prefix >> u32(shift + 8i))) {
         atomicAdd(&histogram[(key >> u32(shift)) & 255u], 1u);
       }
     }
     workgroupBarrier();
-    if (lane == 0u) {
-      var left = shared_rank;
-      var bin = 255u;
-      while (bin > 0u && atomicLoad(&histogram[bin]) < left) { left -= atomicLoad(&histogram[bin]); bin--; }
-      shared_key = prefix | (bin << u32(shift));
-      shared_rank = left;
+    // invocation l holds bin 255 - l; the bin in which the rank falls is the first whose sum from the top reaches it
+    var bin = 0u;
+    if (lane < 256u) { bin = atomicLoad(&histogram[255u - lane]); }
+    let before = sum_before(lane, bin);
+    if (before < left && left <= before + bin) {
+      shared_key = prefix | ((255u - lane) << u32(shift));
+      shared_rank = left - before;
     }
     workgroupBarrier();
   }
   return workgroupUniformLoad(&shared_key);
 }
-// Mass of the candidates whose key is above `key`: sum of exp(value - top).
+// Sum of `count` over the invocations before this one (Hillis & Steele 1986). Call in uniform control flow.
+fn sum_before(lane: u32, count: u32) -> u32 {
+  var sum = count;
+  for (var n = 1u; n < WG; n *= 2u) {
+    workgroupBarrier();
+    lane_count[lane] = sum;
+    workgroupBarrier();
+    if (lane >= n) { sum += lane_count[lane - n]; }
+  }
+  workgroupBarrier();
+  return sum - count;
+}
+// Lists the blocks with a value of at least `floor_key`, in order. Returns how many.
+fn list_blocks(lane: u32, floor_key: u32) -> u32 {
+  let share = (blocks() + WG - 1u) / WG;
+  let first = lane * share;
+  let end = min(first + share, blocks());
+  var mine = 0u;
+  for (var b = first; b < end; b++) { if (key_at(b, true) >= floor_key) { mine++; } }
+  var at = sum_before(lane, mine);
+  if (lane == WG - 1u) { shared_rank = at + mine; }
+  for (var b = first; b < end; b++) { if (key_at(b, true) >= floor_key) { block_list[at] = b; at++; } }
+  return workgroupUniformLoad(&shared_rank);
+}
+// Puts every value of the listed blocks that is at least `floor_key` into `kept`, those of an invocation one after the
+// other. Returns how many.
+fn gather(lane: u32, listed: u32, floor_key: u32) -> u32 {
+  var mine = 0u;
+  for (var n = 0u; n < listed * SPAN; n++) {
+    let i = (block_list[n / SPAN] * SPAN + n % SPAN) * WG + lane;
+    if (i < p.vocab) { if (key_of(adjusted[i]) >= floor_key) { mine++; } }
+  }
+  var at = sum_before(lane, mine);
+  if (lane == WG - 1u) { shared_rank = at + mine; }
+  for (var n = 0u; n < listed * SPAN; n++) {
+    let i = (block_list[n / SPAN] * SPAN + n % SPAN) * WG + lane;
+    if (i < p.vocab) {
+      let key = key_of(adjusted[i]);
+      if (key >= floor_key) { kept[at] = vec2<u32>(key, i); at++; }
+    }
+  }
+  storageBarrier();
+  return workgroupUniformLoad(&shared_rank);
+}
+// Mass of the candidates whose key is above `key`, at least `floor_key`: sum of exp(value - top).
 fn mass_above(lane: u32, count: u32, key: u32, top: f32) -> f32 {
   var sum = 0.0;
   for (var i = lane; i < count; i += WG) {
@@ -131,10 +220,94 @@ fn mass_above(lane: u32, count: u32, key: u32, top: f32) -> f32 {
   }
   return wg_sum(lane, sum);
 }
+// The smallest key from floor_key on whose mass above is under the part top_p of the whole.
+fn top_p_key(lane: u32, count: u32, floor_key: u32, top: f32) -> u32 {
+  if (count <= WG) {                             // an invocation each
+    var mine = 0u;
+    if (lane < count) { mine = kept[lane].x; }
+    lane_key[lane] = mine;
+    lane_mass[lane] = select(0.0, exp(value_of(mine) - top), lane < count && mine >= floor_key);
+    if (lane == 0u) { atomicStore(&lowest_key, 0xffffffffu); }
+    workgroupBarrier();
+    var above = 0.0;
+    var all = 0.0;
+    for (var i = 0u; i < count; i++) {
+      all += lane_mass[i];
+      above += select(0.0, lane_mass[i], lane_key[i] > mine);
+    }
+    if (lane < count && mine >= floor_key && above < settings.top_p * all) { atomicMin(&lowest_key, mine); }
+    workgroupBarrier();
+    if (lane == 0u) { shared_key = atomicLoad(&lowest_key); }
+    return workgroupUniformLoad(&shared_key);
+  }
+  let limit = settings.top_p * mass_above(lane, count, floor_key - 1u, top);
+  var low = floor_key;
+  var high = key_of(top);
+  while (low < high) {
+    let middle = low + (high - low) / 2u;
+    if (mass_above(lane, count, middle, top) < limit) { high = middle; } else { low = middle + 1u; }
+  }
+  return low;
+}
+// The token of the `count` candidates on which the draw falls; shared_rank: how many are at least `floor_key`.
+fn drawn(lane: u32, count: u32, floor_key: u32, top: f32) -> u32 {
+  // lanes own runs of candidates; the lane in whose run the target lies walks it
+  let share = (count + WG - 1u) / WG;
+  var mass = 0.0;
+  var alive = 0u;
+  for (var i = lane * share; i < min(lane * share + share, count); i++) {
+    let key = kept[i].x;
+    if (key >= floor_key) { mass += exp(value_of(key) - top); alive++; }
+  }
+  lane_mass[lane] = mass;
+  lane_count[lane] = alive;
+  workgroupBarrier();
+  if (lane == 0u) {
+    let lanes = (count + share - 1u) / share;
+    var total = 0.0;
+    for (var l = 0u; l < lanes; l++) { total += lane_mass[l]; }
+    let target_mass = uniform_draw(step.seed, step.draw) * total;
+    var before = 0.0;
+    var owner = 0u;
+    for (var l = 0u; l < lanes; l++) {           // the last lane with candidates takes what rounding leaves over
+      if (lane_count[l] > 0u) {
+        owner = l;
+        if (before + lane_mass[l] > target_mass) { break; }
+        before += lane_mass[l];
+      }
+    }
+    var all = 0u;
+    for (var l = 0u; l < lanes; l++) { all += lane_count[l]; }
+    var sum = before;
+    for (var i = owner * share; i < min(owner * share + share, count); i++) {
+      let candidate = kept[i];
+      if (candidate.x >= floor_key) {
+        chosen = candidate.y;
+        sum += exp(value_of(candidate.x) - top);
+        if (sum > target_mass) { break; }
+      }
+    }
+    shared_rank = all;
+  }
+  return workgroupUniformLoad(&chosen);
+}
+// The lowest index that holds the largest value.
+fn first_of_largest(lane: u32, top: f32) -> u32 {
+  var found = LOWEST;                            // indices as negative floats: exact, and the largest is the first
+  for (var b = lane; b < blocks(); b += WG) { if (adjusted[p.vocab + b] == top) { found = max(found, -f32(b)); } }
+  let block = u32(-wg_max(lane, found));
+  found = LOWEST;
+  for (var n = 0u; n < SPAN; n++) {
+    let i = (block * SPAN + n) * WG + lane;
+    if (i < p.vocab) { if (adjusted[i] == top) { found = max(found, -f32(i)); } }
+  }
+  return u32(-wg_max(lane, found));
+}
+
 @compute @workgroup_size(WG)
 fn select_token(@builtin(local_invocation_index) lane: u32) {
   var best = LOWEST;
-  for (var i = lane; i < p.vocab; i += WG) { best = max(best, adjusted[i]); }
+  for (var b = lane; b < blocks(); b += WG) { best = max(best, adjusted[p.vocab + b]); }
   let top = wg_max(lane, best);
   if (top <= LOWEST || top >= BROKEN) {          // uniform: nothing to choose from, or broken numbers
     if (lane == 0u) { result = array<u32, 4>(0u, select(1u, 2u, top >= BROKEN), 0u, 0u); }
@@ -143,74 +316,17 @@ fn select_token(@builtin(local_invocation_index) lane: u32) {
   var token = 0u;
   var survivors = 1u;
   if (settings.temperature <= 0.0) {
-    var first = LOWEST;                          // the lowest index that holds the largest value
-    for (var i = lane; i < p.vocab; i += WG) { if (adjusted[i] == top) { first = max(first, -f32(i)); } }
-    token = u32(-wg_max(lane, first));
+    token = first_of_largest(lane, top);
   } else {
-    // candidates: values of the top k that are at least min_p times as likely as the largest
+    // candidates: values of the top k, then those of the top p, then those at least min_p times as likely as the largest
     var floor_key = key_of(LOWEST) + 1u;
-    if (settings.top_k > 0u && settings.top_k < p.vocab) { floor_key = max(floor_key, kth_key(lane, settings.top_k)); }
-    var mine = 0u;
-    for (var i = lane; i < p.vocab; i += WG) { if (key_of(adjusted[i]) >= floor_key) { mine++; } }
-    lane_count[lane] = mine;
-    workgroupBarrier();
-    var start = 0u;
-    for (var l = 0u; l < lane; l++) { start += lane_count[l]; }
-    if (lane == WG - 1u) { shared_rank = start + mine; }
-    for (var i = lane; i < p.vocab; i += WG) {
-      let key = key_of(adjusted[i]);
-      if (key >= floor_key) { kept[start] = vec2<u32>(key, i); start++; }
-    }
-    storageBarrier();
-    let count = workgroupUniformLoad(&shared_rank);
-    if (settings.top_p < 1.0) {
-      let limit = settings.top_p * mass_above(lane, count, 0u, top);
-      var low = floor_key;                       // the smallest key whose mass above is under the limit is kept
-      var high = key_of(top);
-      while (low < high) {
-        let middle = low + (high - low) / 2u;
-        if (mass_above(lane, count, middle, top) < limit) { high = middle; } else { low = middle + 1u; }
-      }
-      floor_key = low;
-    }
+    let limited = settings.top_k > 0u && settings.top_k < p.vocab;
+    if (limited && settings.top_k <= blocks()) { floor_key = max(floor_key, kth_key(lane, settings.top_k, blocks(), true)); }
+    let count = gather(lane, list_blocks(lane, floor_key), floor_key);
+    if (limited && settings.top_k < count) { floor_key = max(floor_key, kth_key(lane, settings.top_k, count, false)); }
+    if (settings.top_p < 1.0) { floor_key = top_p_key(lane, count, floor_key, top); }
     if (settings.min_p > 0.0) { floor_key = max(floor_key, min(key_of(top + log(settings.min_p)), key_of(top))); }
-    // the draw: lanes own interleaved candidates; the lane in whose share the target lies walks its own
-    var mass = 0.0;
-    var alive = 0u;
-    for (var i = lane; i < count; i += WG) {
-      let key = kept[i].x;
-      if (key >= floor_key) { mass += exp(value_of(key) - top); alive++; }
-    }
-    lane_mass[lane] = mass;
-    lane_count[lane] = alive;
-    workgroupBarrier();
-    if (lane == 0u) {
-      var total = 0.0;
-      for (var l = 0u; l < WG; l++) { total += lane_mass[l]; }
-      let target_mass = uniform_draw(step.seed, step.draw) * total;
-      var before = 0.0;
-      var owner = 0u;
-      for (var l = 0u; l < WG; l++) {            // the last lane with candidates takes what rounding leaves over
-        if (lane_count[l] > 0u) {
-          owner = l;
-          if (before + lane_mass[l] > target_mass) { break; }
-          before += lane_mass[l];
-        }
-      }
-      var all = 0u;
-      for (var l = 0u; l < WG; l++) { all += lane_count[l]; }
-      var sum = before;
-      for (var i = owner; i < count; i += WG) {
-        let candidate = kept[i];
-        if (candidate.x >= floor_key) {
-          chosen = candidate.y;
-          sum += exp(value_of(candidate.x) - top);
-          if (sum > target_mass) { break; }
-        }
-      }
-      shared_rank = all;
-    }
-    token = workgroupUniformLoad(&chosen);
+    token = drawn(lane, count, floor_key, top);
     survivors = workgroupUniformLoad(&shared_rank);
   }
   var logprob = 0.0;
