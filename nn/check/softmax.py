@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,13 +11,13 @@ import numpy as np
 
 from nn.check.arrays import STORE_ERROR, STORE_FLOOR, fetch, poisoned, upload
 from nn.check.base import Case, Outcome
+from nn.check.rows import HOWS, libraries, needs, runs
+from nn.ops.rows import RowVariant
 from nn.ops.softmax import record_softmax
 
 if TYPE_CHECKING:
     from gpu import Device
 
-SHAPES = [(1, 1), (3, 5), (7, 64), (8, 65), (9, 6), (2, 257), (3, 512), (2, 513), (2, 1031)]
-FOLDED = {False: (65_537, 3), True: (524_289, 2)}  # one workgroup past 65,535 of them
 # WGSL lets exp(d) be wrong by 3 + 2 |d| ulp of 6e-8, where d = x - max: that dominates every rounding of the sums.
 EXP_ULP = 2.0**-24
 
@@ -41,27 +41,22 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def cases() -> list[Case]:
     """Entry x dtype x (serial, tree, subgroups)."""
     found = []
-    for serial, subgroups in ((True, False), (False, False), (False, True)):
-        how = "serial" if serial else "subgroups" if subgroups else "tree"
-        files = (f"softmax/softmax{'_serial' if serial else ''}.wgsl",)
-        files += () if serial else (f"lib/reduce{'_subgroup' if subgroups else ''}.wgsl",)
+    for how in HOWS:
+        files = (f"softmax/softmax{'_serial' if how == 'serial' else ''}.wgsl", *libraries(how))
         for elem in ("f32", "f16"):
-            needs = frozenset({"f16"} if elem == "f16" else set()) | ({"subgroups"} if subgroups else set())
             for log in (False, True):
                 entry = "log_softmax" if log else "softmax"
-                run = partial(_run, elem=elem, log=log, serial=serial, subgroups=subgroups)
-                found.append(Case(f"softmax/softmax {entry}: {how} {elem}", run, files, needs))
+                run = partial(_run, elem=elem, log=log, how=how)
+                found.append(Case(f"softmax/softmax {entry}: {how} {elem}", run, files, needs(how, elem)))
     return found
 
 
-def _run(
-    device: Device, rng: np.random.Generator, *, elem: str, log: bool, serial: bool, subgroups: bool
-) -> Iterator[Outcome]:
-    def outcome(values: np.ndarray, label: str) -> Outcome:
+def _run(device: Device, rng: np.random.Generator, *, elem: str, log: bool, how: str) -> Iterator[Outcome]:
+    def outcome(variant: RowVariant, values: np.ndarray, label: str) -> Outcome:
         x, x64 = upload(device, values, elem)
         out = poisoned(device, x.shape, elem)
         record = device.recorder()
-        record_softmax(record, x, out, log=log, serial=serial, subgroups=subgroups)
+        record_softmax(record, x, out, log=log, variant=variant)
         record.submit()
         with np.errstate(invalid="ignore"):
             right = (log_softmax if log else softmax)(x64)
@@ -75,22 +70,30 @@ def _run(
             + (error if log else 1e-37)
             + (2e-7 * float(np.abs(finite).max()) if log and finite.size else 0.0)
         )
-        return Outcome(fetch(device, out), right, rtol, atol, label=label)
+        return Outcome(fetch(device, out), right, rtol, atol, label=f"{variant.name}, {label}")
 
-    for shape in SHAPES + ([FOLDED[serial]] if elem == "f32" and not subgroups and not log else []):
-        yield outcome(rng.standard_normal(shape) * 4, str(shape))
-    extremes = rng.uniform(-80, 80, (5, 77))
+    ways = list(runs(device.caps, how, every=elem == "f32", folded=elem == "f32" and not log))
+    for variant, shape in ways:
+        yield outcome(variant, rng.standard_normal(shape) * 4, str(shape))
+    for variant in dict.fromkeys(variant for variant, _ in ways):
+        yield from _extremes(rng, elem, log, partial(outcome, variant), 80 if variant.pack == 4 else 77)
+
+
+def _extremes(
+    rng: np.random.Generator, elem: str, log: bool, outcome: Callable[[np.ndarray, str], Outcome], cols: int
+) -> Iterator[Outcome]:
+    extremes = rng.uniform(-80, 80, (5, cols))
     yield outcome(extremes, "logits to 80")
     extremes[0] = -np.inf  # masked throughout
     extremes[1, 1:] = -np.inf  # one element left
     extremes[2, :-1] = -np.inf
-    extremes[3, rng.permutation(77)[:40]] = -np.inf
+    extremes[3, rng.permutation(cols)[:40]] = -np.inf
     yield outcome(extremes, "masked")
     if not log:
-        # Values by hand, to the digits they are given with.
+        # Values by hand, to the digits they are given with. The fourth is masked.
         by_hand = {
-            "f32": ([1000, 1002, 999], [0.114195, 0.843795, 0.042010]),
-            "f16": ([12, 11, 8], [0.7214, 0.2654, 0.0132]),
+            "f32": ([1000, 1002, 999, -np.inf], [0.114195, 0.843795, 0.042010, 0]),
+            "f16": ([12, 11, 8, -np.inf], [0.7214, 0.2654, 0.0132, 0]),
         }
         values, right = by_hand[elem]
         yield replace(

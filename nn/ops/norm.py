@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
-from nn.ops.rows import record_rows
+from nn.ops.rows import RowVariant, record_rows
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
@@ -141,15 +141,13 @@ def record_rms_norm(
     residual: Array | None = None,
     axes: int = 1,
     eps: float,
-    serial: bool | None = None,
-    subgroups: bool | None = None,
+    variant: RowVariant | None = None,
 ) -> None:
-    """One dispatch of shaders/norm/rms_norm*.wgsl. `residual` needs `gain`. serial: as in record_rows."""
+    """One dispatch of shaders/norm/rms_norm*.wgsl. `residual` needs `gain`. variant: None takes the default one."""
     entry = "rms_norm" if gain is None else "rms_norm_gain" if residual is None else "add_rms_norm"
-    types = {} if gain is None else {"Gain": gain.dtype}
     record_rows(
-        record, "norm/rms_norm", entry, x, out, axes=axes, types=types, serial=serial, subgroups=subgroups, eps=eps,
-        **_buffers(gain=gain, residual=residual),
+        record, "norm/rms_norm", entry, x, out, axes=axes, variant=variant, eps=eps,
+        gain_type="f32" if gain is None else gain.dtype, **_buffers(gain=gain, residual=residual),
     )  # fmt: skip
 
 
@@ -162,14 +160,13 @@ def record_layer_norm(
     bias: Array | None = None,
     axes: int = 1,
     eps: float,
-    serial: bool | None = None,
-    subgroups: bool | None = None,
+    variant: RowVariant | None = None,
 ) -> None:
-    """One dispatch of shaders/norm/layer_norm*.wgsl. `bias` needs `weight`. serial: as in record_rows."""
+    """One dispatch of shaders/norm/layer_norm*.wgsl. `bias` needs `weight`. variant: None takes the default one."""
     entry = "layer_norm" if weight is None else "layer_norm_weight" if bias is None else "layer_norm_affine"
-    types = {} if weight is None else {"Gain": weight.dtype}
+    gain = "f32" if weight is None else weight.dtype
     record_rows(
-        record, "norm/layer_norm", entry, x, out, axes=axes, types=types, serial=serial, subgroups=subgroups, eps=eps,
+        record, "norm/layer_norm", entry, x, out, axes=axes, gain_type=gain, variant=variant, eps=eps,
         **_buffers(weight=weight, bias=bias),
     )  # fmt: skip
 

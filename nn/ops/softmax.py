@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nn.ops.base import FLOATS, Array, Op, Spec
-from nn.ops.rows import record_rows
+from nn.ops.rows import RowVariant, record_rows
 from nn.tensor import Tensor, add_methods, apply, axis_of
 
 if TYPE_CHECKING:
@@ -53,12 +53,9 @@ class SoftmaxRows(Op):
         record_softmax(record, x, out, log=self.log)
 
 
-def record_softmax(
-    record: Recorder, x: Array, out: Array, *, log: bool, serial: bool | None = None, subgroups: bool | None = None
-) -> None:
-    """One dispatch of shaders/softmax/softmax*.wgsl. serial: as in record_rows."""
-    entry = "log_softmax" if log else "softmax"
-    record_rows(record, "softmax/softmax", entry, x, out, serial=serial, subgroups=subgroups)
+def record_softmax(record: Recorder, x: Array, out: Array, *, log: bool, variant: RowVariant | None = None) -> None:
+    """One dispatch of shaders/softmax/softmax*.wgsl. variant: None takes the default one."""
+    record_rows(record, "softmax/softmax", "log_softmax" if log else "softmax", x, out, variant=variant)
 
 
 def _along(op: Op, name: str, x: Tensor, dim: int, dtype: str | None) -> Tensor:
