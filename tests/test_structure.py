@@ -80,11 +80,12 @@ def test_every_module_can_be_imported_first():
 
 def test_the_product_needs_no_oracle():
     oracles = {"torch", "transformers", "gguf", "safetensors", "pytest", "hypothesis"}
+    peers = Path("apps/bench/peers.py")  # imports them if they are there, to compare with
     wrong = [
         f"{path}:{line}: {module}"
         for path in files("*.py", folders=CODE)
         for line, module in imports(path)
-        if module.split(".")[0] in oracles
+        if module.split(".")[0] in oracles and path != peers
     ]
     assert not wrong, "\n".join(wrong)
 

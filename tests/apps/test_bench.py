@@ -10,14 +10,19 @@ from apps import cli
 from tests.fixtures import tiny_chat
 
 
-def test_everything_as_json(capsys, tmp_path):
-    folder = tiny_chat.write(tmp_path)
-    code = cli.main(["bench", "--model", str(folder), "--prompt", "5", "--tokens", "4", "--runs", "1", "--json"])
+def test_dispatches_as_json(capsys):
+    assert cli.main(["bench", "dispatch", "--runs", "1", "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
-    assert code == 0
     assert [row["bindings"] for row in out["record"]] == [2, 4, 6, 8]
     assert all(row[key] > 0 for row in out["record"] for key in ("us", "paused_us", "busy_us"))
-    decode = out["decode"]
+    assert all(out["ceilings"][key] > 0 for key in ("copy", "fma", "launch"))
+
+
+def test_a_model_as_json(capsys, tmp_path):
+    folder = tiny_chat.write(tmp_path)
+    arguments = ["--model", str(folder), "--prompt", "5", "--tokens", "4", "--runs", "1"]
+    assert cli.main(["bench", "llm", *arguments, "--json"]) == 0
+    decode = json.loads(capsys.readouterr().out)["decode"]
     assert (decode["prompt_tokens"], decode["answer_tokens"], decode["runs"]) == (5, 4, 1)
     assert decode["prompt_rate"] > 0 and decode["answer_rate"] > 0 and decode["dispatches"] > 5
 

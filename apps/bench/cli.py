@@ -1,0 +1,196 @@
+"""`anygpu bench`: options, the header, which suites with how much time, and the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apps.bench.ceilings import Ceilings
+    from gpu import Device
+
+# Suites in the order they run, each with its part of --budget; what one leaves over, the next ones have.
+SUITES = {"dispatch": 0.06, "gemm": 0.33, "attention": 0.13, "gemv": 0.2, "memory": 0.1, "llm": 0.18}
+ALIASES = {"decode": "llm", "record": "dispatch"}
+DEFAULT_BUDGET = 150.0  # seconds of `all`
+FORMAT = 2  # of the JSON
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    names = (*SUITES, "all", *ALIASES)
+    listed = f"{', '.join(SUITES)} or all (the default); decode means llm, record dispatch"
+    parser.add_argument("what", nargs="?", choices=names, default="all", metavar="SUITE", help=listed)
+    parser.add_argument("--dtype", metavar="T[,T]", help="only rows of these element types or storage formats")
+    parser.add_argument(
+        "--shape",
+        metavar="AxBx...",
+        help="this size instead of the built-in ones. gemm: MxNxK or BATCHxMxNxK; gemv: NxK or BATCHxNxK; "
+        "attention: BATCHxHEADSxTOKENSxSIZE; memory: ROWSxCOLUMNS",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="PEER",
+        help="torch (the default where it is installed), numpy, none, or llama.cpp[=WHERE] with the llm suite: "
+        "WHERE is the URL of a running llama-server, or a folder that holds a Python binding (inferna or llama_cpp; "
+        "left out: an installed one)",
+    )
+    parser.add_argument("--budget", type=float, metavar="S", help=f"seconds for everything; all: {DEFAULT_BUDGET:g}")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="the result for machines, to FILE or stdout"
+    )
+    llm = parser.add_argument_group("llm")
+    llm.add_argument("--model", default="smollm2", metavar="NAME|PATH", help="model to run; default smollm2")
+    llm.add_argument("--tokens", type=int, default=128, metavar="N", help="answer tokens a run; default 128")
+    llm.add_argument("--prompt", type=int, default=128, metavar="N", help="prompt tokens a run; default 128")
+    llm.add_argument("--runs", type=int, default=5, metavar="N", help="runs to take the median of; default 5")
+    llm.add_argument("--profile", action="store_true", help="time on the device, by kernel")
+
+
+def run(args: argparse.Namespace) -> int:
+    from apps.bench.rows import Budget, Runner, failures, header_line, row_line
+
+    options = checked(args)
+    chosen = list(SUITES) if options.what == "all" else [options.what]
+    quiet = args.json == "-"
+    out = sys.stderr if quiet else sys.stdout
+    say = (lambda text: None) if quiet else (lambda text: print(text, file=out, flush=True))
+    budget = Budget(args.budget if args.budget is not None else DEFAULT_BUDGET if options.what == "all" else None)
+    report, device = opened(args)
+    peer = make_peer(options.against, device)
+    if peer is not None:
+        report["peer"] = peer.name
+    say(header_text(report))
+    runner = None
+    kernels = [suite for suite in chosen if suite not in ("dispatch", "llm")]
+    from apps.bench.ceilings import measure
+    from apps.bench.measure import Stopwatch, warm
+
+    watch = Stopwatch(device)
+    warm(device, watch, limit=3.0 if device.caps.kind == "gpu" else 0.2)
+    ceilings = measure(device, watch, limit=0.5)
+    report["ceilings"] = {key: float(f"{value:.5g}") for key, value in asdict(ceilings).items()}
+    say(ceilings_text(ceilings))
+    runner = Runner(device, watch, ceilings, peer, show=lambda row: say(row_line(row)))
+    weights = sum(SUITES[suite] for suite in chosen)
+    for suite in chosen:
+        part = None if budget.seconds is None else max(budget.left, 0.0) * SUITES[suite] / weights
+        weights -= SUITES[suite]
+        if suite == "dispatch":
+            from apps.bench import dispatch
+
+            report["record"] = dispatch.record_cost(device, runs=max(20, args.runs))
+            say("\n" + dispatch.text_of(report["record"]))
+        elif suite == "llm":
+            from apps.bench import llm
+
+            report["decode"] = llm.decode_speed(
+                device, args.model, prompt=args.prompt, tokens=args.tokens, runs=args.runs, profile=args.profile
+            )
+            say("\n" + llm.text_of(report["decode"]))
+        else:
+            say(f"\n{suite}\n{header_line(peer.short if peer else '')}")
+            runner.suite(suite, dtypes=options.dtypes, shape=options.shape, budget=budget, seconds=part)
+    if kernels:
+        report["rows"] = [row.as_json() for row in runner.rows]
+    report["seconds"] = round(time.perf_counter() - budget.start, 1)
+    bad = failures(runner.rows)
+    for row in bad[:10]:
+        print(f"bench: {row.suite} {row.key}: {row.status.upper()}: {row.note}", file=sys.stderr)
+    if args.json == "-":
+        print(json.dumps(report))
+    elif args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if bad else 0
+
+
+def checked(args: argparse.Namespace) -> argparse.Namespace:
+    """The options that need a look, in order. Raises ValueError."""
+    for option in ("tokens", "prompt", "runs"):
+        if getattr(args, option) < 1:
+            raise ValueError(f"--{option} must be a whole number over 0, got {getattr(args, option)}")
+    if args.budget is not None and not args.budget > 0:
+        raise ValueError(f"--budget must be seconds over 0, got {args.budget:g}")
+    what = ALIASES.get(args.what, args.what)
+    dtypes = None
+    if args.dtype:
+        from nn.quant.formats import FORMATS
+
+        dtypes = {word.strip().lower() for word in args.dtype.split(",")}
+        if unknown := sorted(dtypes - set(FORMATS)):
+            raise ValueError(f"--dtype {unknown[0]}: known are {', '.join(FORMATS)}")
+    shape = None
+    if args.shape:
+        if what in ("all", "dispatch", "llm"):
+            raise ValueError(f"--shape goes with one of gemm, gemv, attention and memory, not with {what}")
+        parts = args.shape.lower().split("x")
+        if not all(part.isdigit() and int(part) > 0 for part in parts):
+            raise ValueError(
+                f"--shape {args.shape}: expected whole numbers over 0 with x between them, such as 4096x4096"
+            )
+        shape = tuple(int(part) for part in parts)
+    against = args.against
+    if against is not None and against not in ("torch", "numpy", "none") and against.partition("=")[0] != "llama.cpp":
+        raise ValueError(f"--against {against}: expected torch, numpy, none, llama.cpp or llama.cpp=URL")
+    return argparse.Namespace(what=what, dtypes=dtypes, shape=shape, against=against)
+
+
+def opened(args: argparse.Namespace) -> tuple[dict[str, Any], Device]:
+    """The device, and the report's first lines."""
+    from apps.cli import version
+    from gpu import Device
+
+    start = time.perf_counter()
+    device = Device.open(args.device, backend=args.backend)
+    report: dict[str, Any] = {
+        "format": FORMAT,
+        "device": device.caps.name,
+        "driver": device.caps.driver,
+        "backend": device.caps.backend_version,
+        "api": device.caps.api,
+        "anygpu": version(),
+        "python": platform.python_version(),
+        "checked": device.caps.checked,
+        "open_seconds": round(time.perf_counter() - start, 3),
+    }
+    return report, device
+
+
+def make_peer(against: str | None, device: Device) -> Any:
+    """The peer of the kernel suites: torch where it is installed, if nothing else is said."""
+    from apps.bench import peers
+
+    if against == "numpy":
+        return peers.NumPy()
+    if against == "torch" or (against is None and peers.installed("torch")):
+        if not peers.installed("torch"):
+            raise ValueError("--against torch: PyTorch is not installed; pip install torch, or use --against numpy")
+        return peers.Torch(device.caps, rotate=512 << 20 if device.caps.kind == "gpu" else 16 << 20)
+    return None
+
+
+def header_text(report: dict[str, Any]) -> str:
+    parts = [
+        report["device"],
+        report["backend"],
+        report["driver"],
+        f"anygpu {report['anygpu']}",
+        f"Python {report['python']}",
+    ]
+    parts += [report["peer"]] if report.get("peer") else []
+    parts += ["with bounds checks"] if report["checked"] else []
+    return " | ".join(part for part in parts if part)
+
+
+def ceilings_text(c: Ceilings) -> str:
+    matrix = f", f16 matrix units {c.matrix * 1e-12:,.4g} TFLOP/s" if c.matrix else ""
+    return (
+        f"ceilings measured here: copy {c.copy * 1e-9:,.4g} GB/s, "
+        f"f32 multiply-add {c.fma * 1e-12:,.4g} TFLOP/s{matrix}, "
+        f"an empty dispatch after another {c.launch * 1e6:.3g} us"
+    )
