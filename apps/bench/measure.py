@@ -1,7 +1,7 @@
 """How long recorded work takes: batches between two timestamps, repeated until they agree or the time is out.
 
 A batch is one compute pass that runs one or several Plans in turn, many times. The Plans write the same results, so
-each dispatch waits for the one before it, as in a model. Where a device has no timestamps, a batch is timed by the host.
+each dispatch waits for the one before it, as in a model. Where a device has no timestamps, the host times a batch.
 """
 
 from __future__ import annotations
