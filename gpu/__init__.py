@@ -6,11 +6,13 @@ from gpu.kernel import Kernel
 from gpu.memory import Buffer, Counters, Pending
 from gpu.recorder import Plan, Recorder
 from gpu.tune import Family, Result, Trial
+from gpu.work import Cost, Scope
 
 __all__ = [
     "AdapterInfo",
     "Buffer",
     "Capabilities",
+    "Cost",
     "Counters",
     "Device",
     "DeviceLost",
@@ -24,6 +26,7 @@ __all__ = [
     "Plan",
     "Recorder",
     "Result",
+    "Scope",
     "ShaderError",
     "Trial",
     "list_adapters",

@@ -6,7 +6,8 @@ once), its bind groups, and references to every buffer, so that replaying is a f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gpu.memory import Buffer, Pending
 if TYPE_CHECKING:
     from gpu.device import Device
     from gpu.kernel import Kernel
+    from gpu.work import Scope
 
 SLOT = 256  # bytes a dispatch in the uniform arena: the largest offset alignment WebGPU allows
 MAX_PER_SUBMIT = 2048  # dispatches a command buffer
@@ -32,6 +34,8 @@ class Recorder:
         self._commands: list[tuple[Kernel, dict[str, Buffer], tuple[int, int, int]]] = []
         self._params: list[bytes] = []
         self._keep: list[Buffer] = []
+        self._scopes: list[Scope | None] = []
+        self._scope: Scope | None = None
 
     def __len__(self) -> int:
         return len(self._commands)
@@ -59,6 +63,16 @@ class Recorder:
         _check_buffers(self.device, kernel, buffers)
         self._commands.append((kernel, buffers, counts))
         self._params.append(params)
+        self._scopes.append(self._scope)
+
+    @contextlib.contextmanager
+    def scope(self, scope: Scope) -> Iterator[None]:
+        """Say what the dispatches recorded in the block are for (gpu/work.py). Costs nothing when they are replayed."""
+        scope.parent, self._scope = self._scope, scope
+        try:
+            yield
+        finally:
+            self._scope = scope.parent
 
     def temp(self, nbytes: int) -> Buffer:
         """Scratch memory that lives as long as this recording (and its Plan)."""
@@ -80,8 +94,8 @@ class Recorder:
         per_submit: most dispatches a submit. Drivers of laptops kill a submit that runs for seconds, so work whose
         dispatches are long goes out in several.
         """
-        plan = Plan(self.device, self._commands, self._params, self._keep, per_submit=per_submit)
-        self._commands, self._params, self._keep = [], [], []
+        plan = Plan(self.device, self._commands, self._params, self._keep, scopes=self._scopes, per_submit=per_submit)
+        self._commands, self._params, self._keep, self._scopes = [], [], [], []
         return plan
 
     def _counts(self, kernel: Kernel, grid: Grid) -> tuple[int, int, int]:
@@ -149,6 +163,7 @@ class Plan:
         params: Sequence[bytes],
         keep: Sequence[Buffer],
         *,
+        scopes: Sequence[Scope | None] | None = None,
         per_submit: int = MAX_PER_SUBMIT,
     ) -> None:
         self.device = device
@@ -156,6 +171,8 @@ class Plan:
         self.counts = [counts for _, _, counts in commands]
         self._buffers = [buffers for _, buffers, _ in commands]  # references: a stale handle would abort the process
         self._keep = list(keep)
+        self.scopes = list(scopes) if scopes is not None else [None] * len(commands)
+        self.per_submit = per_submit
         self._arena = self._write_arena(params)
         with device.backend.errors("record"):
             flat = [

@@ -39,15 +39,14 @@ def copy(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def multiply_add(device: Device, rng: np.random.Generator, *, fused: int) -> Iterator[Outcome]:
-    """Chain j of invocation i starts at (i, j, 0, 1) and is multiplied by 1/2 and raised by 1 four times a round."""
+    """Chain j of invocation i starts at i + 4 j + (0, 1, 2, 3) and is multiplied by 1/2 and raised by 1 four times a round."""
     for n, rounds in ((1, 1), (WG + 1, 0), (9 * WG + 5, 2)):
         out = poisoned(device, (n, 4))
         record = device.recorder()
         kernel = device.kernel(SHADER, "multiply_add", constants={"WG": WG, "FUSED": fused})
         record(kernel, -(-n // WG), out=out.buffer, n=n, rounds=rounds, scale=0.5, shift=1.0)
         record.submit()
-        start = np.zeros((8, n, 4))
-        start[:, :, 0], start[:, :, 1], start[:, :, 3] = np.arange(n), np.arange(8)[:, None], 1.0
+        start = np.arange(n)[:, None] + np.arange(32.0).reshape(8, 1, 4)
         kept = 0.5 ** (4 * rounds)
         want = (start * kept + 2.0 * (1.0 - kept)).sum(0)
         yield Outcome(fetch(device, out), want, rtol=1e-6, label=f"{n} invocations, {rounds} rounds")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.generate.options import SamplingOptions
+from nn.graph.ir import named
 from nn.graph.schedule import compile_program
 from nn.ops.base import Array
 from nn.ops.cache import last_row
@@ -321,5 +322,6 @@ class Engine:
     def _sampled(self, logits: Tensor, biased: bool) -> Tensor:
         chosen = Tensor(self._chosen)
         state = (Tensor(self._settings), Tensor(self.model.step), Tensor(self._seen))
-        sample_token(logits, *state, chosen, bias=Tensor(self._bias) if biased else None)
+        with named("sample"):
+            sample_token(logits, *state, chosen, bias=Tensor(self._bias) if biased else None)
         return chosen

@@ -92,6 +92,7 @@ class Fuser:
     def __init__(self, caps: Capabilities) -> None:
         self.caps = caps
         self.steps: list[Step] = []
+        self.paths: list[str] = []  # of each step: where in a model it stands
         self.exprs: dict[Node, Expr] = {}
         self.results: dict[Node, tuple[Value, ...]] = {}  # of kernels: results, then written operands
 
@@ -100,7 +101,12 @@ class Fuser:
         self.shared, self.asked = shared_nodes(order, outputs), set(outputs)
         for node in order:
             self.visit(node)
+            self.name_steps(node)
         return self.steps, [self.operand(node) for node in outputs]
+
+    def name_steps(self, node: Node) -> None:
+        """Steps made since the last call are this node's."""
+        self.paths += [node.path] * (len(self.steps) - len(self.paths))
 
     # --- one node ----------------------------------------------------------------------------------------------------
 
@@ -196,6 +202,7 @@ class Fuser:
         """Compute the node's expression into dense memory of its own; from here on it is a load."""
         value = Value(node.spec)
         self.write(self.exprs[node], value, Strided.dense(node.spec.shape))
+        self.name_steps(node)
         self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
         return value
 

@@ -15,7 +15,9 @@ of the graph; `Node.settle` is the one place where they are let go.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
 import weakref
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from nn.quant.weight import Weight
 
@@ -32,15 +34,37 @@ COMPUTE = ("f32", "f16", "i32", "u32", "bool")  # dtypes the fuser computes with
 INTEGERS = ("i32", "u32")
 
 
+class _Names(threading.local):
+    """Where in a model the nodes of this thread are being made."""
+
+    path = ""
+
+
+_names = _Names()
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """Nodes made in the block belong to this part of a model: `named("layers.3")`, and in it `named("attention")`, give
+    the path "layers.3.attention". For traces and profiles; nothing else depends on it."""
+    before = _names.path
+    _names.path = f"{before}.{name}" if before else name
+    try:
+        yield
+    finally:
+        _names.path = before
+
+
 class Node:
     """One value of the graph. A node with several results has their `specs`, and `Item` nodes that pick them apart;
     `spec` is the first one's.
 
     `value` holds the device memory once there is any; `base` is the node whose memory it shares, if it has none of its
-    own. `stale` names the operation that wrote over that memory. `born` is when it was made (perf_counter_ns).
+    own. `stale` names the operation that wrote over that memory. `born` is when it was made (perf_counter_ns), `path`
+    where in a model (`named`).
     """
 
-    __slots__ = ("__weakref__", "_items", "_stale", "base", "born", "inputs", "op", "spec", "specs", "value")
+    __slots__ = ("__weakref__", "_items", "_stale", "base", "born", "inputs", "op", "path", "spec", "specs", "value")
 
     def __init__(
         self, op: Op, inputs: tuple[Node, ...], specs: tuple[Spec, ...], value: Array | Weight | None = None
@@ -49,6 +73,7 @@ class Node:
         self.inputs: tuple[Node, ...] = inputs
         self.spec: Spec = specs[0] if specs else Spec((), "f32")
         self.born = time.perf_counter_ns()
+        self.path: str = _names.path
         self.base: Node | None = None
         self._stale: str | None = None
         self._items: list[weakref.ref[Node]] = []

@@ -58,6 +58,8 @@ def rewrite(outputs: Sequence[Node]) -> list[Node]:
             if any(a is not b for a, b in zip(inputs, node.inputs)):
                 result = Node(node.op, inputs, node.specs)
             result = simplify(result)
+            if result is not node and result.value is None and not result.path:
+                result.path = node.path
             if result.value is None and not result.op.mutates and result.op is not LEAF:
                 key = (result.op, tuple(id(child) for child in result.inputs))
                 result = known.setdefault(key, result)

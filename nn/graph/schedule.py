@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nn.graph import fuse
+from nn.graph.cost import StepScope
 from nn.graph.ir import Contiguous, Item, Node, Placeholder, View, topological
 from nn.graph.rewrite import rewrite
 from nn.ops.base import Array
@@ -37,6 +38,7 @@ class Program:
     steps: list[fuse.Step]
     results: list[tuple[Value, Strided]]
     bases: list[Node | None]
+    paths: list[str]  # of each step: where in a model it stands
     slots: list[Slot] = field(default_factory=list)
     slot_of: dict[Value, Slot] = field(default_factory=dict)
 
@@ -73,8 +75,9 @@ class Program:
                 memory[value] = Array(buffer, value.spec.shape, value.spec.dtype)
             return memory[value]
 
-        for step in self.steps:
-            step.record(record, array_of)
+        for step, path in zip(self.steps, self.paths, strict=True):
+            with record.scope(StepScope(step, path)):
+                step.record(record, array_of)
         return [fuse.array_at(array_of(value), at) for value, at in self.results]
 
 
@@ -91,8 +94,9 @@ def compile_program(device: Device, outputs: Sequence[Node]) -> Program:
             root = rewritten[i]
         base = root if root.value is not None else holders.get(root)
         bases.append(base if base is not given else None)
-    steps, results = fuse.Fuser(device.caps).run(rewritten)
-    program = Program(device, steps, results, bases)
+    fuser = fuse.Fuser(device.caps)
+    steps, results = fuser.run(rewritten)
+    program = Program(device, steps, results, bases, fuser.paths)
     plan_memory(program)
     return program
 

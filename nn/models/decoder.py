@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from nn import functional as F
+from nn.graph.ir import named
 from nn.models.config import KV_BYTES, ModelConfig
 from nn.models.rope import rope_table
 from nn.ops.base import Array
@@ -138,16 +139,22 @@ class Decoder:
             None if self._rope is None else Tensor(self._rope),
             None if self._local_rope is None else Tensor(self._local_rope),
         )
-        x = F.embedding(ids, self.embed, scale=config.embedding_scale)
-        if self.positions is not None:
-            positions = F.step_positions(state.step, rows=ids.shape[0], limit=config.context_max)
-            x = x + F.embedding(positions, self.positions)
-        for block, (k, v) in zip(self.blocks, self._cache, strict=True):
-            x = block(x, LayerCache(Tensor(k), Tensor(v)), state)
+        with named("embed"):
+            x = F.embedding(ids, self.embed, scale=config.embedding_scale)
+            if self.positions is not None:
+                positions = F.step_positions(state.step, rows=ids.shape[0], limit=config.context_max)
+                x = x + F.embedding(positions, self.positions)
+        for i, (block, (k, v)) in enumerate(zip(self.blocks, self._cache, strict=True)):
+            with named(f"layers.{i}"):
+                x = block(x, LayerCache(Tensor(k), Tensor(v)), state)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(T, C) -> (T, V) f32."""
+        with named("head"):
+            return self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
         config = self.config
         assert self.norm is not None
         if config.norm == "rms":

@@ -9,6 +9,7 @@ Sliding layers have an angle base of their own. Source: Gemma Team 2025, arXiv:2
 from __future__ import annotations
 
 from nn import functional as F
+from nn.graph.ir import named
 from nn.models import llama
 from nn.models.decoder import LayerCache, Parameters, State
 from nn.tensor import Tensor
@@ -25,6 +26,8 @@ class Block(llama.Block):
     def __call__(self, x: Tensor, cache: LayerCache, state: State) -> Tensor:
         assert self.attn_post_norm is not None and self.ffn_post_norm is not None
         eps = self.config.norm_eps
-        attended = F.linear(self.attention(x, cache, state), self.o.weights[0])
-        x = F.add_rms_norm(x, attended, self.attn_post_norm, eps=eps)
-        return F.add_rms_norm(x, F.linear(self.hidden(x), self.down.weights[0]), self.ffn_post_norm, eps=eps)
+        with named("attention"):
+            attended = F.linear(self.attention(x, cache, state), self.o.weights[0])
+            x = F.add_rms_norm(x, attended, self.attn_post_norm, eps=eps)
+        with named("mlp"):
+            return F.add_rms_norm(x, F.linear(self.hidden(x), self.down.weights[0]), self.ffn_post_norm, eps=eps)

@@ -9,6 +9,7 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 from __future__ import annotations
 
 from nn import functional as F
+from nn.graph.ir import named
 from nn.models.decoder import ACTIVATIONS, LayerCache, Linears, Parameters, State
 from nn.tensor import Tensor
 
@@ -30,21 +31,23 @@ class Block:
 
     def __call__(self, x: Tensor, cache: LayerCache, state: State) -> Tensor:
         config, shape = self.config, (self.config.dim,)
-        normed = F.layer_norm(x, shape, self.attn_norm, self.attn_norm_bias, eps=config.norm_eps)
-        qkv = F.cat([F.linear(normed, w) for w in self.qkv.weights], dim=-1)
-        qkv = qkv if self.qkv.bias is None else qkv + self.qkv.bias
-        q = F.store_qkv(qkv, cache.k, cache.v, state.step)
-        attended = F.cached_attention(
-            q,
-            cache.k,
-            cache.v,
-            state.step,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            scale=config.attention_scale,
-        )
-        x = F.linear(attended, self.o.weights[0], self.o.bias, residual=x)
-        normed = F.layer_norm(x, shape, self.ffn_norm, self.ffn_norm_bias, eps=config.norm_eps)
-        hidden = F.linear(normed, self.up.weights[0], self.up.bias)
-        hidden = ACTIVATIONS[config.activation](hidden)
-        return F.linear(hidden, self.down.weights[0], self.down.bias, residual=x)
+        with named("attention"):
+            normed = F.layer_norm(x, shape, self.attn_norm, self.attn_norm_bias, eps=config.norm_eps)
+            qkv = F.cat([F.linear(normed, w) for w in self.qkv.weights], dim=-1)
+            qkv = qkv if self.qkv.bias is None else qkv + self.qkv.bias
+            q = F.store_qkv(qkv, cache.k, cache.v, state.step)
+            attended = F.cached_attention(
+                q,
+                cache.k,
+                cache.v,
+                state.step,
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                scale=config.attention_scale,
+            )
+            x = F.linear(attended, self.o.weights[0], self.o.bias, residual=x)
+        with named("mlp"):
+            normed = F.layer_norm(x, shape, self.ffn_norm, self.ffn_norm_bias, eps=config.norm_eps)
+            hidden = F.linear(normed, self.up.weights[0], self.up.bias)
+            hidden = ACTIVATIONS[config.activation](hidden)
+            return F.linear(hidden, self.down.weights[0], self.down.bias, residual=x)

@@ -10,6 +10,7 @@ Sources: Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2023, arXiv:2310.06
 from __future__ import annotations
 
 from nn import functional as F
+from nn.graph.ir import named
 from nn.models.decoder import ACTIVATIONS, LayerCache, Linears, Parameters, State
 from nn.tensor import Tensor
 
@@ -29,8 +30,10 @@ class Block:
         self.down = Linears(parameters, name + "down")
 
     def __call__(self, x: Tensor, cache: LayerCache, state: State) -> Tensor:
-        x = F.linear(self.attention(x, cache, state), self.o.weights[0], self.o.bias, residual=x)
-        return F.linear(self.hidden(x), self.down.weights[0], self.down.bias, residual=x)
+        with named("attention"):
+            x = F.linear(self.attention(x, cache, state), self.o.weights[0], self.o.bias, residual=x)
+        with named("mlp"):
+            return F.linear(self.hidden(x), self.down.weights[0], self.down.bias, residual=x)
 
     def attention(self, x: Tensor, cache: LayerCache, state: State) -> Tensor:
         """(T, C) -> (T, heads * D): norm, q k v, rotation, cache write, attention."""

@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec, check_step
+from gpu.work import Cost
+from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpu import Buffer, Capabilities, Recorder
 
 Variant = Literal["tile", "decode", "lanes", "narrow"]
@@ -165,6 +168,7 @@ class Attention(Op):
     window: int
     softcap: float
     scale: float
+    group = "attention"
 
     def infer(self, q: Spec, k: Spec, v: Spec, mask: Spec | None = None) -> Spec:
         _check_dtypes("attention", q, k, v)
@@ -184,6 +188,16 @@ class Attention(Op):
             if mask.dtype not in ("bool", *FLOATS):
                 raise TypeError(f"{name}: mask is {mask.dtype}; expected bool (true takes part), f32 or f16 (added)")
         return q
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        q, k, _, *mask = operands
+        batch, heads, q_len, d = q.shape
+        pairs, keys = q_len * k.shape[2], k.shape[2]
+        if self.causal:
+            pairs, keys = visible(q_len, self.offset, self.window, keys)
+        kept = Spec((batch, k.shape[1], keys, d), k.dtype)
+        read = stored_bytes(q) + 2 * stored_bytes(kept) + sum(stored_bytes(spec) for spec in mask)
+        return Cost(batch * heads * pairs * pair_flops(d, self.softcap), read, stored_bytes(results[0]))
 
     def lower(self, record: Recorder, q: Array, k: Array, v: Array, *rest: Array) -> None:
         mask, out = (rest[0], rest[1]) if len(rest) == 2 else (None, rest[0])
@@ -211,6 +225,7 @@ class CachedAttention(Op):
     scale: float
     window: int
     softcap: float
+    group = "attention"
 
     def infer(self, q: Spec, k: Spec, v: Spec, step: Spec) -> Spec:
         name = "cached_attention"
@@ -226,6 +241,15 @@ class CachedAttention(Op):
         check_step(name, step)
         return q
 
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        q, k, _, step = operands
+        rows, context, d = q.shape[0], k.shape[0], q.shape[1] // self.heads
+        progress = progress or Progress(max(context - rows, 0), rows)
+        pairs, keys = visible(min(rows, progress.tokens), progress.position, self.window, context)
+        kept = Spec((keys, self.kv_heads * d), k.dtype)
+        read = stored_bytes(q) + 2 * stored_bytes(kept) + stored_bytes(step)
+        return Cost(self.heads * pairs * pair_flops(d, self.softcap), read, stored_bytes(results[0]))
+
     def lower(self, record: Recorder, q: Array, k: Array, v: Array, step: Array, out: Array) -> None:
         tokens, d, context = q.shape[0], q.shape[1] // self.heads, k.shape[0]
         record_attention(
@@ -239,6 +263,20 @@ class CachedAttention(Op):
             window=self.window,
             softcap=self.softcap,
         )
+
+
+def visible(rows: int, offset: int, window: int, keys: int) -> tuple[int, int]:
+    """How many (query, key) pairs causal attention looks at, and how many different keys: row i sees the keys up to
+    i + offset, the last `window` of them (0: all)."""
+    ends = [min(max(i + offset + 1, 0), keys) for i in range(rows)]
+    starts = [max(0, i + offset + 1 - window) if window else 0 for i in range(rows)]
+    pairs = sum(max(end - start, 0) for start, end in zip(starts, ends))
+    return pairs, max(max(ends, default=0) - min(starts, default=0), 0)
+
+
+def pair_flops(d: int, softcap: float) -> int:
+    """Operations for one query and key: two products of d, and a maximum, a difference, an exponential and a sum."""
+    return 4 * d + 4 + 3 * bool(softcap)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,14 @@ An Op holds its options (a frozen dataclass, so that it can be hashed and compar
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+
+from gpu.work import Cost
 
 if TYPE_CHECKING:
     from gpu import Buffer, Recorder
@@ -81,6 +85,31 @@ def check_step(name: str, step: Spec) -> None:
         raise ShapeError(f"{name}: step is {step.dtype} {step.shape}; expected u32 (4,): position, tokens, seed, draw")
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a step has come, for costs that depend on it: `tokens` rows whose first stands at `position`."""
+
+    position: int
+    tokens: int
+
+    @staticmethod
+    def of(state: bytes | None) -> Progress | None:
+        """Out of the bytes of a struct Step; None where there is none, or something else."""
+        if state is None or len(state) != 16:
+            return None
+        position, tokens, _, _ = struct.unpack("<4I", state)
+        return Progress(position, tokens)
+
+
+def stored_bytes(spec: Spec) -> int:
+    """Bytes that a value takes, in a dense type or a block format."""
+    if spec.dtype in DTYPES:
+        return spec.nbytes
+    from nn.quant.formats import format_of  # here: that package's first module imports this one
+
+    return math.prod(spec.shape[:-1]) * format_of(spec.dtype).row_bytes(spec.shape[-1])
+
+
 class Op:
     """Base of every operation. Subclasses are frozen dataclasses whose fields are the options.
 
@@ -89,6 +118,7 @@ class Op:
     """
 
     mutates: tuple[int, ...] = ()
+    group: ClassVar[str] = "other"  # what its time is counted under: "linear", "attention", "norm", ...
 
     def infer(self, *inputs: Spec) -> Spec | tuple[Spec, ...]:
         """The result's spec (or specs) for operands of these specs. Raises ShapeError."""
@@ -97,6 +127,20 @@ class Op:
     def fold_transpose(self, position: int) -> Op | None:
         """The operation that reads operand `position` with its last two axes swapped, or None if there is none."""
         return None
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        """Operations, bytes read and bytes written, each piece of memory once; for traces, not for choosing kernels.
+
+        Unless told otherwise: every operand is read, every result and mutated operand written, one operation an
+        element of the results. progress: where a decoding step stands, for operations whose work depends on it; None
+        counts the longest case.
+        """
+        written = [*results, *(operands[i] for i in self.mutates)]
+        return Cost(
+            sum(spec.size for spec in results),
+            sum(stored_bytes(spec) for spec in operands),
+            sum(stored_bytes(spec) for spec in written),
+        )
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         """Record the dispatches. `arrays`: the operands, then the results, as Array (or Weight for block formats)."""

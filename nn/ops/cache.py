@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec, check_step
+from gpu.work import Cost
+from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpu import Recorder
 
 SHADER = "cache/cache.wgsl"
@@ -49,6 +52,7 @@ def store_qkv(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, step: Tensor) -> Te
 class StepPositions(Op):
     rows: int
     limit: int
+    group = "cache"
 
     def infer(self, *inputs: Spec) -> Spec:
         check_step("step_positions", inputs[0])
@@ -63,12 +67,17 @@ class StepPositions(Op):
 
 @dataclass(frozen=True)
 class LastRow(Op):
+    group = "cache"
+
     def infer(self, *inputs: Spec) -> Spec:
         x, step = inputs
         check_step("last_row", step)
         if len(x.shape) != 2 or x.dtype != "f32" or 0 in x.shape:
             raise ShapeError(f"last_row: x is {x.dtype} {x.shape}; expected f32 (T, C)")
         return Spec((1, x.shape[1]), "f32")
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        return Cost(0, stored_bytes(results[0]) + stored_bytes(operands[1]), stored_bytes(results[0]))
 
     def lower(self, record: Recorder, *arrays: Array) -> None:
         x, step, out = arrays
@@ -79,6 +88,7 @@ class LastRow(Op):
 
 @dataclass(frozen=True)
 class StoreQKV(Op):
+    group = "cache"
     mutates = (1, 2)
 
     def infer(self, *inputs: Spec) -> Spec:
@@ -93,6 +103,12 @@ class StoreQKV(Op):
         if len(qkv.shape) != 2 or qkv.dtype != "f32" or qkv.shape[1] <= 2 * kv:
             raise ShapeError(f"store_qkv: qkv is {qkv.dtype} {qkv.shape}; expected f32 (T, H * D + {2 * kv})")
         return Spec((qkv.shape[0], qkv.shape[1] - 2 * kv), "f32")
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        qkv, k_cache, _, step = operands
+        tokens = qkv.shape[0] if progress is None else min(progress.tokens, qkv.shape[0])
+        kept = Spec((tokens, *k_cache.shape[1:]), k_cache.dtype)  # the rows of keys, and of values, that are written
+        return Cost(0, stored_bytes(qkv) + stored_bytes(step), stored_bytes(results[0]) + 2 * stored_bytes(kept))
 
     def lower(self, record: Recorder, *arrays: Array) -> None:
         qkv, k_cache, v_cache, step, out = arrays

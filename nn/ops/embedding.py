@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nn.ops.base import Array, Op, ShapeError, Spec
+from gpu.work import Cost
+from nn.ops.base import Array, Op, Progress, ShapeError, Spec, stored_bytes
 from nn.quant.formats import FORMATS
 from nn.quant.weight import Weight
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpu import Recorder
 
 _LANES = 64  # invocations a workgroup, each of which writes 4 numbers
@@ -33,6 +36,7 @@ def embedding(input: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
 @dataclass(frozen=True)
 class Embedding(Op):
     scale: float = 1.0
+    group = "embedding"
 
     def infer(self, ids: Spec, table: Spec) -> Spec:  # pyright: ignore[reportIncompatibleMethodOverride]
         if ids.dtype not in ("i32", "u32"):
@@ -43,6 +47,12 @@ class Embedding(Op):
                 f"{', '.join(FORMATS)}"
             )
         return Spec((*ids.shape, table.shape[1]), "f32")
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        ids, table = operands
+        rows = Spec((ids.size, table.shape[1]), table.dtype)  # those that are looked up
+        read = stored_bytes(ids) + stored_bytes(rows)
+        return Cost(results[0].size * (self.scale != 1.0), read, stored_bytes(results[0]))
 
     def lower(self, record: Recorder, ids: Array, table: Weight | Array, out: Array) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         weight = table if isinstance(table, Weight) else Weight.of(table)

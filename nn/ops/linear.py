@@ -8,10 +8,12 @@ gate, rotary embedding and cache write included; more tokens take separate dispa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec, check_step
+from gpu.work import Cost
+from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
 from nn.ops.norm import record_rms_norm
 from nn.quant.formats import FORMATS, format_of
 from nn.quant.repack import BLOCK
@@ -224,6 +226,7 @@ def multiply(
 class Linear(Op):
     bias: bool = False
     residual: bool = False
+    group = "linear"
 
     def infer(self, *inputs: Spec) -> Spec:
         x, w, *more = inputs
@@ -234,6 +237,10 @@ class Linear(Op):
         if self.residual:
             _expect("linear", "residual", more[-1], out.shape)
         return out
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        x, w, *more = operands
+        return product_cost(x, [w], more, results, extra=len(more))
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         x, w, *more, out = arrays
@@ -248,11 +255,16 @@ class Linear(Op):
 @dataclass(frozen=True)
 class NormLinear(Op):
     eps: float
+    group = "linear"
 
     def infer(self, *inputs: Spec) -> Spec:
         x, gain, w = inputs
         _check_norm("norm_linear", x, gain, self.eps)
         return Spec((*x.shape[:-1], _weight_rows("norm_linear", x, w)), "f32")
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        x, gain, w = operands
+        return product_cost(x, [w], [gain], results, norm=True)
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         x, gain, w, out = arrays
@@ -263,6 +275,7 @@ class NormLinear(Op):
 class GatedMLP(Op):
     eps: float
     activation: str = "silu"
+    group = "linear"
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -277,6 +290,10 @@ class GatedMLP(Op):
                 f"gated_mlp: w_gate_up has {rows} rows; it holds as many gate rows as up rows, so an even number"
             )
         return Spec((*x.shape[:-1], rows // 2), "f32")
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        x, gain, w = operands
+        return product_cost(x, [w], [gain], results, norm=True, extra=2)  # the activation, and its product with up
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         x, gain, w, out = arrays
@@ -308,6 +325,7 @@ class QKVRope(Op):
     bias: bool = False
     norms: bool = False
     interleaved: bool = False
+    group = "linear"
     mutates = (2, 3)
 
     def infer(self, *inputs: Spec) -> Spec:
@@ -341,6 +359,15 @@ class QKVRope(Op):
             _expect(name, "q_norm", more[-2], (head_dim,))
             _expect(name, "k_norm", more[-1], (head_dim,))
         return Spec((x.shape[0], q_rows), "f32")
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        x, gain, k_cache, _, rope, step, *more = operands
+        weights, small = more[: self.weights], [gain, step, *more[self.weights :]]
+        tokens = x.shape[0] if progress is None else min(progress.tokens, x.shape[0])
+        kept = Spec((tokens, *k_cache.shape[1:]), k_cache.dtype)  # the rows of keys, and of values, that are written
+        turned = 3 * x.shape[0] * (results[0].size // x.shape[0] + math.prod(k_cache.shape[1:]))  # 6 a pair of q or k
+        angles = Spec((tokens, *rope.shape[1:]), rope.dtype)
+        return product_cost(x, weights, [*small, angles], [results[0], kept, kept], norm=True) + Cost(turned)
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         x, gain, k_cache, v_cache, rope, step, *more, out = arrays
@@ -380,6 +407,25 @@ class QKVRope(Op):
             grid=tokens * (sizes["heads"] + 2 * kv_heads), qkv=qkv, out=out.buffer, tokens=tokens, eps=self.eps,
             **sizes, **ends, **added,
         )  # fmt: skip
+
+
+def product_cost(
+    x: Spec,
+    weights: Sequence[Spec],
+    small: Sequence[Spec],
+    results: Sequence[Spec],
+    *,
+    norm: bool = False,
+    extra: int = 0,
+) -> Cost:
+    """Work of products of x with weights: two operations a weight and row, the weights read once as they are stored.
+
+    small: further operands. norm: x is normed first. extra: more operations for each element of the first result.
+    """
+    rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
+    flops = 2 * rows * cols * sum(w.shape[0] for w in weights) + 4 * rows * cols * norm + extra * results[0].size
+    read = sum(stored_bytes(spec) for spec in (x, *weights, *small))
+    return Cost(flops, read, sum(stored_bytes(spec) for spec in results))
 
 
 # --- shared steps -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
+from gpu.work import Cost
+from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, stored_bytes
 from nn.ops.matmul_tune import MATMUL
 from nn.ops.matmul_variants import Shape, Variant
 from nn.tensor import Tensor, add_methods, apply
@@ -43,6 +44,7 @@ class MatMul(Op):
     trans_a: bool = False
     trans_b: bool = False
     bias: bool = False
+    group = "linear"
 
     def infer(self, *inputs: Spec) -> Spec:
         a, b, *rest = inputs
@@ -67,6 +69,12 @@ class MatMul(Op):
         if position == 0:
             return replace(self, trans_a=not self.trans_a)
         return replace(self, trans_b=not self.trans_b) if position == 1 else None
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        (out,) = results
+        depth = _matrix(operands[0].shape, self.trans_a)[1]
+        read = sum(stored_bytes(spec) for spec in operands)
+        return Cost(out.size * (2 * depth + self.bias), read, stored_bytes(out))
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         a, b, *bias, out = arrays

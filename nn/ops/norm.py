@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
+from gpu.work import Cost
+from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec
 from nn.ops.rows import RowVariant, record_rows
 from nn.tensor import Tensor, apply
 
@@ -88,9 +89,13 @@ class RMSNormRows(Op):
 
     axes: int
     eps: float
+    group = "norm"
 
     def infer(self, x: Spec, *weights: Spec) -> Spec:
         return _infer("rms_norm", x, weights, self.axes)
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        return _cost(super().cost(operands, results), operands[0], 2 + len(operands))  # square, sum, scale; gain
 
     def lower(self, record: Recorder, x: Array, *rest: Array) -> None:
         *gain, out = rest
@@ -102,6 +107,7 @@ class AddRMSNormRows(Op):
     """Operands residual, x, weight; rows are the last axis."""
 
     eps: float
+    group = "norm"
 
     def infer(self, residual: Spec, x: Spec, weight: Spec) -> Spec:
         if residual != x:
@@ -110,6 +116,9 @@ class AddRMSNormRows(Op):
                 "both must be the same"
             )
         return _infer("add_rms_norm", x, (weight,), 1)
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        return _cost(super().cost(operands, results), operands[0], 5)  # square, sum, scale, gain, residual
 
     def lower(self, record: Recorder, residual: Array, x: Array, weight: Array, out: Array) -> None:
         record_rms_norm(record, x, out, gain=weight, residual=residual, eps=self.eps)
@@ -121,15 +130,24 @@ class LayerNormRows(Op):
 
     axes: int
     eps: float
+    group = "norm"
 
     def infer(self, x: Spec, *weights: Spec) -> Spec:
         return _infer("layer_norm", x, weights, self.axes)
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        return _cost(super().cost(operands, results), operands[0], 4 + len(operands))  # sum, centre, square, sum, scale
 
     def lower(self, record: Recorder, x: Array, *rest: Array) -> None:
         *weights, out = rest
         weight = weights[0] if weights else None
         bias = weights[1] if len(weights) > 1 else None
         record_layer_norm(record, x, out, weight=weight, bias=bias, axes=self.axes, eps=self.eps)
+
+
+def _cost(moved: Cost, x: Spec, operations: int) -> Cost:
+    """Bytes as `moved` has them, and so many operations an element of x."""
+    return Cost(operations * x.size, moved.read, moved.written)
 
 
 def record_rms_norm(

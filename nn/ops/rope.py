@@ -36,6 +36,7 @@ class RopeHeads(Op):
     """Operands x, table, positions."""
 
     interleaved: bool
+    group = "rope"
 
     def infer(self, x: Spec, table: Spec, positions: Spec) -> Spec:
         if len(x.shape) != 4:

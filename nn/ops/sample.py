@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.ops.base import Array, Op, ShapeError, Spec, check_step
+from gpu.work import Cost
+from nn.ops.base import Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpu import Recorder
     from nn.generate.options import SamplingOptions
 
@@ -45,6 +48,7 @@ def settings_bytes(options: SamplingOptions) -> bytes:
 class SampleToken(Op):
     """Operands: logits, settings, step, seen, chosen and, optionally, bias; no results. See `sample_token`."""
 
+    group = "sampling"
     mutates = (3, 4)
 
     def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
@@ -59,6 +63,14 @@ class SampleToken(Op):
         if (settings.shape, chosen.shape) != ((8,), (4,)):
             raise ShapeError(f"sample_token: settings {settings.shape}, chosen {chosen.shape}; expected (8,), (4,)")
         return ()
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        """Penalties and temperature over the vocabulary, whose result is written and read once more; the passes of the
+        selection over it are not counted. Of `seen` one word is written."""
+        logits, *state = operands
+        work, chosen = stored_bytes(logits), stored_bytes(operands[4])
+        read = work + sum(stored_bytes(spec) for spec in state) - chosen
+        return Cost(6 * logits.size, read + work, work + chosen + 4)
 
     def lower(self, record: Recorder, *arrays: Array) -> None:
         logits, settings, step, seen, chosen, *bias = arrays

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nn.ops.base import FLOATS, Array, Op, Spec
+from gpu.work import Cost
+from nn.ops.base import FLOATS, Array, Op, Progress, Spec
 from nn.ops.rows import RowVariant, record_rows
 from nn.tensor import Tensor, add_methods, apply, axis_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpu import Recorder
 
 
@@ -42,12 +45,17 @@ class SoftmaxRows(Op):
     """Softmax or log-softmax of each row: the last axis."""
 
     log: bool
+    group = "softmax"
 
     def infer(self, x: Spec) -> Spec:
         if x.dtype not in FLOATS:
             name = "log_softmax" if self.log else "softmax"
             raise TypeError(f"{name}: input is {x.dtype}; expected f32 or f16, pass dtype='f32'")
         return x
+
+    def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
+        moved = super().cost(operands, results)
+        return Cost(5 * operands[0].size, moved.read, moved.written)  # maximum, difference, exponential, sum, quotient
 
     def lower(self, record: Recorder, x: Array, out: Array) -> None:
         record_softmax(record, x, out, log=self.log)

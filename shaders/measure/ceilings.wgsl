@@ -1,7 +1,7 @@
 // What a device can do at most: kernels whose time is bytes, arithmetic or a launch, and nothing else (gpu/ceilings.py).
 // copy: out = x, SPAN vectors an invocation. Grid: one workgroup for WG * SPAN vectors.
-// multiply_add: eight independent chains v = v * scale + shift of p.rounds * 4 steps, from (i, j, 0, 1) for chain j of
-//   invocation i; out[i] is their sum. 256 multiply-adds an invocation and round. Grid: ceil(n / WG).
+// multiply_add: eight independent chains v = v * scale + shift of p.rounds * 4 steps, from i + 4 j + (0, 1, 2, 3) for chain
+//   j of invocation i, all different, so that a compiler computes each; out[i] is their sum. 256 multiply-adds an invocation and round. Grid: ceil(n / WG).
 // tick: out[0] += 1. Each dispatch depends on the one before. Grid: 1.
 override WG: u32 = 256u;
 override SPAN: u32 = 4u;
@@ -34,14 +34,14 @@ fn multiply_add(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) g
   let a = vec4(p.scale);
   let b = vec4(p.shift);
   let first = f32(i);
-  var v0 = vec4(first, 0.0, 0.0, 1.0);
-  var v1 = vec4(first, 1.0, 0.0, 1.0);
-  var v2 = vec4(first, 2.0, 0.0, 1.0);
-  var v3 = vec4(first, 3.0, 0.0, 1.0);
-  var v4 = vec4(first, 4.0, 0.0, 1.0);
-  var v5 = vec4(first, 5.0, 0.0, 1.0);
-  var v6 = vec4(first, 6.0, 0.0, 1.0);
-  var v7 = vec4(first, 7.0, 0.0, 1.0);
+  var v0 = vec4(first) + vec4(0.0, 1.0, 2.0, 3.0);
+  var v1 = vec4(first) + vec4(4.0, 5.0, 6.0, 7.0);
+  var v2 = vec4(first) + vec4(8.0, 9.0, 10.0, 11.0);
+  var v3 = vec4(first) + vec4(12.0, 13.0, 14.0, 15.0);
+  var v4 = vec4(first) + vec4(16.0, 17.0, 18.0, 19.0);
+  var v5 = vec4(first) + vec4(20.0, 21.0, 22.0, 23.0);
+  var v6 = vec4(first) + vec4(24.0, 25.0, 26.0, 27.0);
+  var v7 = vec4(first) + vec4(28.0, 29.0, 30.0, 31.0);
   for (var r = 0u; r < p.rounds; r++) {
     v0 = add_scaled(v0, a, b); v1 = add_scaled(v1, a, b); v2 = add_scaled(v2, a, b); v3 = add_scaled(v3, a, b);
     v4 = add_scaled(v4, a, b); v5 = add_scaled(v5, a, b); v6 = add_scaled(v6, a, b); v7 = add_scaled(v7, a, b);

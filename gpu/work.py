@@ -1,0 +1,74 @@
+"""What dispatches are for: names, shapes and amounts of work that a recording carries beside its commands.
+
+Replaying never looks at them; gpu.profile does. A Scope is put around recording code:
+
+    with record.scope(Scope("rms_norm", path="layers.3.attention", cost=lambda state: Cost(4e3, 8e3, 4e3))):
+        record(kernel, ...)
+
+Scopes may be nested: dispatches of an inner one with a cost of its own take that; what the outer cost has left is
+spread over the outer's other dispatches by their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work in floating point (or integer) operations, bytes read and bytes written, each piece of memory once."""
+
+    flops: float = 0.0
+    read: float = 0.0
+    written: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        """Read and written."""
+        return self.read + self.written
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
+
+    def __sub__(self, other: Cost) -> Cost:
+        """What is left, at least nothing."""
+        left = (self.flops - other.flops, self.read - other.read, self.written - other.written)
+        return Cost(*(max(0.0, value) for value in left))
+
+    def __mul__(self, share: float) -> Cost:
+        return Cost(self.flops * share, self.read * share, self.written * share)
+
+
+class Scope:
+    """What some dispatches do.
+
+    name: the operation ("rms_norm"). path: where in the model ("layers.3.attention"). kind: the group it is counted
+    in ("attention", "linear", "norm", ...). operands, results: their shapes as text. cost: the work of all dispatches
+    in the scope; it gets the bytes that the replay wrote as its state (Plan.replay), None where there were none, so
+    that work which depends on a position is counted for that position.
+    """
+
+    __slots__ = ("_cost", "kind", "name", "operands", "parent", "path", "results")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        path: str = "",
+        kind: str = "other",
+        operands: Sequence[str] = (),
+        results: Sequence[str] = (),
+        cost: Callable[[bytes | None], Cost] | Cost | None = None,
+    ) -> None:
+        self.name, self.path, self.kind = name, path, kind
+        self.operands, self.results = operands, results
+        self.parent: Scope | None = None  # the scope it was opened in
+        self._cost = cost
+
+    def cost(self, state: bytes | None = None) -> Cost | None:
+        """The work of the scope's dispatches, or None if nobody said."""
+        return self._cost(state) if callable(self._cost) else self._cost
+
+    def __repr__(self) -> str:
+        return f"Scope({self.path + ': ' if self.path else ''}{self.name})"

@@ -1,0 +1,139 @@
+"""What the steps of a program are for and how much work they are: the scopes that traces and profiles show.
+
+Operations tell their own cost (Op.cost); this file knows those that the fuser makes. Everything is computed when
+somebody asks, from shapes alone: recording makes one small object a step.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from gpu.work import Cost, Scope
+from nn.graph.codegen import MapStep
+from nn.graph.copy import TransposeStep
+from nn.graph.expr import Apply, Load, walk
+from nn.graph.fold import FoldStep
+from nn.graph.ir import Strided, name_of
+from nn.ops.base import DTYPES, Progress, Spec, stored_bytes
+
+if TYPE_CHECKING:
+    from nn.graph.expr import Expr, Value
+    from nn.graph.fuse import Step
+
+
+class StepScope(Scope):
+    """The scope of one step of a program; `step` is a Step of nn/graph/fuse.py."""
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: Step, path: str) -> None:
+        self.step, self.path, self.parent = step, path, None
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The operation, or what a fused kernel computes: "mul, add"."""
+        step = self.step
+        if isinstance(step, MapStep):
+            return f"fused {step.body.title}"
+        if isinstance(step, FoldStep):
+            inner = ", ".join(step.body.names) if step.body else ""
+            return f"{step.op.kind}({inner})" if inner else step.op.kind
+        if isinstance(step, TransposeStep):
+            return "transpose"
+        node = getattr(step, "node", None)
+        if node is None:
+            return type(step).__name__
+        name = name_of(node.op)
+        return snake(type(node.op).__name__) if name == type(node.op).__name__.lower() else name
+
+    @property
+    def kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        step = self.step
+        if isinstance(step, MapStep):
+            return "element-wise" if step.body.names else "movement"
+        if isinstance(step, FoldStep):
+            return "reduction"
+        if isinstance(step, TransposeStep):
+            return "movement"
+        node = getattr(step, "node", None)
+        return node.op.group if node is not None else "other"
+
+    @property
+    def operands(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return [text_of(spec) for spec in operand_specs(self.step)]
+
+    @property
+    def results(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return [text_of(spec) for spec in result_specs(self.step)]
+
+    def cost(self, state: bytes | None = None) -> Cost:
+        """The step's work; `state` is a struct Step (nn/ops/base.py), which tells attention how far the cache goes."""
+        return cost_of(self.step, Progress.of(state))
+
+
+def snake(name: str) -> str:
+    """QKVRope as qkv_rope."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def text_of(spec: Spec) -> str:
+    """A shape for people: q4_1 960x576."""
+    return f"{spec.dtype} {'x'.join(map(str, spec.shape)) or 'scalar'}"
+
+
+def operand_specs(step: Step) -> list[Spec]:
+    """What a step reads, as it sees it."""
+    operands = getattr(step, "operands", None)
+    if operands is not None and hasattr(step, "node"):
+        return [Spec(at.shape, value.spec.dtype) for value, at in operands]
+    return [value.spec for value in step.reads]
+
+
+def result_specs(step: Step) -> list[Spec]:
+    results = getattr(step, "results", None)
+    return [value.spec for value in (step.writes if results is None else results)]
+
+
+def cost_of(step: Step, progress: Progress | None = None) -> Cost:
+    """The work of one step."""
+    if isinstance(step, MapStep):
+        count = math.prod(step.at.shape)
+        written = count * DTYPES[step.value.spec.dtype][0]
+        return Cost(operations(step.expr) * count, read_bytes(step.expr.loads), written)
+    if isinstance(step, TransposeStep):
+        nbytes = step.batches * step.rows * step.cols * DTYPES[step.load.dtype][0]
+        return Cost(0, nbytes, nbytes)
+    if isinstance(step, FoldStep):
+        elements, written = step.rows * step.cols, step.rows * step.parts * width_of(step.out)
+        if step.body is None:
+            return Cost(elements, elements * width_of(step.reads[0]), written)
+        return Cost(elements * (1 + operations(step.body.expr)), read_bytes(step.body.expr.loads), written)
+    node: Any = getattr(step, "node", None)
+    if node is None:
+        return Cost(0, sum(stored_bytes(v.spec) for v in step.reads), sum(stored_bytes(v.spec) for v in step.writes))
+    return node.op.cost(operand_specs(step), result_specs(step), progress)
+
+
+def operations(expr: Expr) -> int:
+    """Arithmetic operations an element: one for each function and cast, shared ones once."""
+    return sum(isinstance(e, Apply) for e in walk(expr))
+
+
+def read_bytes(loads: tuple[Load, ...]) -> int:
+    """Bytes of memory that loads touch, each piece once however often it is repeated."""
+    touched: dict[Value, int] = {}
+    for load in loads:
+        nbytes = touched_elements(load.at) * DTYPES[load.dtype][0]
+        touched[load.value] = min(touched.get(load.value, 0) + nbytes, stored_bytes(load.value.spec))
+    return sum(touched.values())
+
+
+def touched_elements(at: Strided) -> int:
+    """Different elements that a view shows: axes of stride 0 repeat them."""
+    return math.prod(n for n, stride in zip(at.shape, at.strides) if stride or n == 0)
+
+
+def width_of(value: Value) -> int:
+    return DTYPES[value.spec.dtype][0]
