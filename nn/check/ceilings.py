@@ -39,7 +39,7 @@ def copy(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def multiply_add(device: Device, rng: np.random.Generator, *, fused: int) -> Iterator[Outcome]:
-    """Chain j of invocation i starts at i + 4 j + (0, 1, 2, 3) and is multiplied by 1/2 and raised by 1 four times a round."""
+    """Chain j of invocation i starts at i + 4 j + (0, 1, 2, 3); four times a round it is halved and raised by 1."""
     for n, rounds in ((1, 1), (WG + 1, 0), (9 * WG + 5, 2)):
         out = poisoned(device, (n, 4))
         record = device.recorder()

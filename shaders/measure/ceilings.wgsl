@@ -1,7 +1,8 @@
 // What a device can do at most: kernels whose time is bytes, arithmetic or a launch, and nothing else (gpu/ceilings.py).
 // copy: out = x, SPAN vectors an invocation. Grid: one workgroup for WG * SPAN vectors.
-// multiply_add: eight independent chains v = v * scale + shift of p.rounds * 4 steps, from i + 4 j + (0, 1, 2, 3) for chain
-//   j of invocation i, all different, so that a compiler computes each; out[i] is their sum. 256 multiply-adds an invocation and round. Grid: ceil(n / WG).
+// multiply_add: eight independent chains v = v * scale + shift of p.rounds * 4 steps, from i + 4 j + (0, 1, 2, 3) for
+//   chain j of invocation i: all different, so that a compiler has to compute each. out[i] is their sum. An invocation
+//   does 128 multiply-adds a round. Grid: ceil(n / WG).
 // tick: out[0] += 1. Each dispatch depends on the one before. Grid: 1.
 override WG: u32 = 256u;
 override SPAN: u32 = 4u;
