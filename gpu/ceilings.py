@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHADER = "measure/ceilings.wgsl"
 WG, SPAN = 256, 4
-FLOPS_A_ROUND = 512  # of an invocation of multiply_add: eight chains of vec4, four steps, two operations
+FLOPS_A_ROUND = 256  # of an invocation of multiply_add: eight chains of vec4, four steps, two operations
 RUNS = 5
 TICKS = 256  # dependent dispatches that the launch cost is the mean of
 WARM_SECONDS = 0.3  # clocks of an idle GPU are low; this is how long they are given to rise

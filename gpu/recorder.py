@@ -172,7 +172,6 @@ class Plan:
         self._buffers = [buffers for _, buffers, _ in commands]  # references: a stale handle would abort the process
         self._keep = list(keep)
         self.scopes = list(scopes) if scopes is not None else [None] * len(commands)
-        self.per_submit = per_submit
         self._arena = self._write_arena(params)
         with device.backend.errors("record"):
             flat = [
