@@ -19,6 +19,7 @@ COMMANDS = {
     "info": "adapters and what they can do; a model's size and cost",
     "check": "test every shader on this device against NumPy",
     "bench": "measure this device",
+    "tune": "find the fastest kernels for this device",
 }
 
 

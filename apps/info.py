@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gpu import Device
 
 SWITCHES = (
-    "ANYGPU_DEVICE", "ANYGPU_BACKEND", "ANYGPU_CHECKED", "ANYGPU_LIMITS", "ANYGPU_FEATURES", "ANYGPU_CACHE",
-    "VK_DRIVER_FILES", "VK_ICD_FILENAMES",
+    "ANYGPU_DEVICE", "ANYGPU_BACKEND", "ANYGPU_CHECKED", "ANYGPU_LIMITS", "ANYGPU_FEATURES", "ANYGPU_TUNE",
+    "ANYGPU_CACHE", "VK_DRIVER_FILES", "VK_ICD_FILENAMES",
 )  # fmt: skip
 
 
@@ -108,6 +108,10 @@ def describe(device: Device) -> dict[str, Any]:
             "storage binding": caps.max_binding, "buffer": caps.max_buffer,
             "storage buffers a shader": caps.max_storage_buffers, "workgroup memory": caps.max_workgroup_bytes,
             "workgroup invocations": caps.max_invocations, "workgroups a dimension": caps.max_workgroups,
+        },
+        "tuning": {
+            "mode": device.tuner.mode, "classes": len(device.tuner.table), "hash": device.tuner.hash(),
+            "file": None if device.tuner.path is None else str(device.tuner.path),
         },
         "probed": {
             "f16": caps.f16, "subgroups": caps.subgroups, "subgroup_size": caps.subgroup_size,
@@ -236,6 +240,7 @@ def device_text(device: dict[str, Any], why: str) -> list[str]:
         ("timestamps", works(probed["timestamps"])),
         ("matrix units", f"f16 {works(probed['matrix_f16'])}, i8 {works(probed['matrix_i8'])}"),
         ("listed", "; ".join(probed["matrices"]) or "no matrix units"),
+        ("tuning", tuning_text(device["tuning"])),
         ("features", ", ".join(device["features"]) or "none"),
     ]
     limits = [
@@ -243,6 +248,14 @@ def device_text(device: dict[str, Any], why: str) -> list[str]:
         for name, value in device["limits"].items()
     ]
     return [section("device", facts), section("limits", limits)]
+
+
+def tuning_text(tuning: dict[str, Any]) -> str:
+    """Which variants of kernels are taken: the mode, and what is known."""
+    if tuning["mode"] == "off":
+        return "off: the shipped kernels"
+    known = f"{tuning['classes']} shape classes measured, {tuning['file']}"
+    return f"{tuning['mode']}: {known if tuning['classes'] else 'nothing measured yet (anygpu tune)'}"
 
 
 def works(yes: bool) -> str:

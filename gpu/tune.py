@@ -12,6 +12,7 @@ which takes a second or two a shape class. Winners are kept in the user's cache 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -20,7 +21,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -160,11 +161,14 @@ class Tuner:
         self._table: tune_store.Table | None = None  # read when it is first asked for
         self._picked: dict[tune_store.Key, str] = {}  # what this process has settled on, so that it stays
         self._measuring = False
+        self._met: dict[tuple[str, str], tuple[Family[Any, Any], Any]] | None = None
 
     def pick(self, family: Family[S, V], shape: S) -> V:
         """See Family.pick."""
         device = self.device
         default = family.default(device.caps, shape)
+        if self._met is not None:
+            self._met.setdefault((family.name, family.shape_class(shape)), (family, shape))
         if self.mode == "off" or (self.mode == "use" and not self.table):
             return default
         variants = family.variants(device.caps, shape)
@@ -180,6 +184,15 @@ class Tuner:
             self._picked[key] = "" if entry is None or entry.winner == entry.default else entry.winner
         wanted = self._picked[key]
         return next((v for v in variants if v.name == wanted), default)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Collection[tuple[Family[Any, Any], Any]]]:
+        """What is asked for inside the block, as (family, shape), one of each class; filled as it comes."""
+        before, self._met = self._met, {}
+        try:
+            yield self._met.values()
+        finally:
+            self._met = before
 
     def measure(self, family: Family[S, V], shape: S, *, budget: float | None = None) -> Verdict | None:
         """Time the variants on this shape and remember the winner, here and in the tuning file.
