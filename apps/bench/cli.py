@@ -45,10 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", nargs="?", const="-", metavar="FILE", help="the result for machines, to FILE or stdout"
     )
     llm = parser.add_argument_group("llm")
-    llm.add_argument("--model", default="smollm2", metavar="NAME|PATH", help="model to run; default smollm2")
-    llm.add_argument("--tokens", type=int, default=128, metavar="N", help="answer tokens a run; default 128")
-    llm.add_argument("--prompt", type=int, default=128, metavar="N", help="prompt tokens a run; default 128")
-    llm.add_argument("--runs", type=int, default=5, metavar="N", help="runs to take the median of; default 5")
+    llm.add_argument(
+        "--model",
+        metavar="NAME|PATH[,...]",
+        help="models to run: as for chat, or synthetic:NAME, random weights made on the device: smollm2-135m-q4_1, "
+        "gemma3-270m-q4_k, llama-7b-q4_0; default: those in the cache, else their synthetic likes, and llama-7b",
+    )
+    llm.add_argument("--tokens", type=int, metavar="N", help="answer tokens a run; default 128, on CPUs 24")
+    llm.add_argument("--prompt", type=int, metavar="N", help="prompt tokens a run; default 128 and 512, on CPUs 36")
+    llm.add_argument("--runs", type=int, metavar="N", help="runs to take the median of; default 5, on CPUs 2")
     llm.add_argument("--profile", action="store_true", help="time on the device, by kernel")
 
 
@@ -62,12 +67,18 @@ def run(args: argparse.Namespace) -> int:
     say = (lambda text: None) if quiet else (lambda text: print(text, file=out, flush=True))
     budget = Budget(args.budget if args.budget is not None else DEFAULT_BUDGET if options.what == "all" else None)
     report, device = opened(args)
+    rival = None
+    if options.against is not None and options.against.startswith("llama.cpp"):
+        from apps.bench import llamacpp
+
+        rival = llamacpp.peer(options.against.partition("=")[2])
     peer = make_peer(options.against, device)
     if peer is not None:
         report["peer"] = peer.name
+    if rival is not None:
+        report["rival"] = rival.name
     say(header_text(report))
     runner = None
-    kernels = [suite for suite in chosen if suite not in ("dispatch", "llm")]
     from apps.bench.ceilings import measure
     from apps.bench.measure import Stopwatch, warm
 
@@ -84,19 +95,20 @@ def run(args: argparse.Namespace) -> int:
         if suite == "dispatch":
             from apps.bench import dispatch
 
-            report["record"] = dispatch.record_cost(device, runs=max(20, args.runs))
+            report["record"] = dispatch.record_cost(device, runs=max(20, args.runs or 0))
             say("\n" + dispatch.text_of(report["record"]))
         elif suite == "llm":
             from apps.bench import llm
 
-            report["decode"] = llm.decode_speed(
-                device, args.model, prompt=args.prompt, tokens=args.tokens, runs=args.runs, profile=args.profile
+            say(f"\nllm\n{header_line(rival.short if rival else '')}")
+            plan = llm.plan_for(
+                device.caps.kind, model=args.model, prompt=args.prompt, tokens=args.tokens, runs=args.runs
             )
-            say("\n" + llm.text_of(report["decode"]))
+            report["decode"] = llm.run(runner, plan, budget, profile=args.profile, peer=rival, say=say)
         else:
             say(f"\n{suite}\n{header_line(peer.short if peer else '')}")
             runner.suite(suite, dtypes=options.dtypes, shape=options.shape, budget=budget, seconds=part)
-    if kernels:
+    if runner.rows:
         report["rows"] = [row.as_json() for row in runner.rows]
     report["seconds"] = round(time.perf_counter() - budget.start, 1)
     bad = failures(runner.rows)
@@ -112,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 def checked(args: argparse.Namespace) -> argparse.Namespace:
     """The options that need a look, in order. Raises ValueError."""
     for option in ("tokens", "prompt", "runs"):
-        if getattr(args, option) < 1:
+        if getattr(args, option) is not None and getattr(args, option) < 1:
             raise ValueError(f"--{option} must be a whole number over 0, got {getattr(args, option)}")
     if args.budget is not None and not args.budget > 0:
         raise ValueError(f"--budget must be seconds over 0, got {args.budget:g}")

@@ -89,6 +89,11 @@ class Runner:
         self.rows += ordered
         return ordered
 
+    def add(self, row: Row) -> None:
+        """Take a row that was measured elsewhere."""
+        self.rows.append(row)
+        self.show(row)
+
     def case(self, case: Case, before: dict[str, Row]) -> Row:
         """Measure one case. A GpuError, or an operation that refuses its operands, makes a failed row."""
         row = self._row(case)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from nn.io.errors import read_object
 from nn.io.gguf import GGUF
 from nn.io.weights import DENSE, WeightSource, open_weights
 from nn.models.config import ConfigError, ModelConfig, kv_bytes
-from nn.models.decoder import Decoder
+from nn.models.decoder import Decoder, Parameters
 from nn.models.names import Source, check_shapes, gguf_sources, hf_sources
 from nn.ops.base import Spec
 from nn.quant.formats import FORMATS, bf16_values, dequantize
@@ -36,6 +36,17 @@ MAX_CONFIG_BYTES = 1 << 24  # of a config.json
 # that saves some microseconds each on a GPU, and costs a few MB.
 WIDENED_WEIGHTS = 4 << 20
 DEFAULT_CONTEXT = 4096  # tokens, or the model's own limit if that is less
+
+
+class Loadable(Protocol):
+    """What `load_model` needs to know of a model: a ModelFile, or a SyntheticModel (nn/models/synthetic.py)."""
+
+    path: Path
+    config: ModelConfig
+
+    def device_bytes(self, context: int, kv_dtype: str) -> int: ...
+
+    def parameters(self, device: Device, progress: Progress | None = None) -> Parameters: ...
 
 
 class DoesNotFit(ValueError):
@@ -128,6 +139,10 @@ class ModelFile:
             return plane_offsets(spec.dtype, *spec.shape)[1]
         return 4 * spec.size
 
+    def parameters(self, device: Device, progress: Progress | None = None) -> Parameters:
+        """Where a Decoder gets its parameters from."""
+        return _Loader(self, device, progress)
+
     def close(self) -> None:
         self.source.close()
 
@@ -203,7 +218,7 @@ def default_memory(device: Device) -> int:
     return max(8 << 30, 2 * device.caps.max_buffer)
 
 
-def check_fit(file: ModelFile, device: Device, context: int, kv_dtype: str, limit: int) -> None:
+def check_fit(file: Loadable, device: Device, context: int, kv_dtype: str, limit: int) -> None:
     """Raise DoesNotFit, with a context that would fit if there is one, before anything is loaded."""
     need = file.device_bytes(context, kv_dtype)
     if need <= limit:
@@ -226,7 +241,7 @@ def _size(nbytes: int) -> str:
 
 
 def load_model(
-    file: ModelFile,
+    file: Loadable,
     device: Device,
     *,
     context: int | None = None,
@@ -258,4 +273,4 @@ def load_model(
     total = default_memory(device)
     limit = total if gpu_memory is None else parse_memory(gpu_memory, total)
     check_fit(file, device, context, kv_dtype, limit)
-    return Decoder(_Loader(file, device, progress), context=context, kv_dtype=kv_dtype)
+    return Decoder(file.parameters(device, progress), context=context, kv_dtype=kv_dtype)

@@ -22,7 +22,7 @@ def test_a_model_as_json(capsys, tmp_path):
     folder = tiny_chat.write(tmp_path)
     arguments = ["--model", str(folder), "--prompt", "5", "--tokens", "4", "--runs", "1"]
     assert cli.main(["bench", "llm", *arguments, "--json"]) == 0
-    decode = json.loads(capsys.readouterr().out)["decode"]
+    (decode,) = json.loads(capsys.readouterr().out)["decode"]
     assert (decode["prompt_tokens"], decode["answer_tokens"], decode["runs"]) == (5, 4, 1)
     assert decode["prompt_rate"] > 0 and decode["answer_rate"] > 0 and decode["dispatches"] > 5
 
@@ -33,7 +33,7 @@ def test_profile_names_every_dispatch(capsys, device, tmp_path):
     folder = tiny_chat.write(tmp_path)
     arguments = ["--prompt", "5", "--tokens", "3", "--runs", "1", "--profile", "--json"]
     assert cli.main(["bench", "decode", "--model", str(folder), *arguments]) == 0
-    decode = json.loads(capsys.readouterr().out)["decode"]
+    (decode,) = json.loads(capsys.readouterr().out)["decode"]
     assert sum(kernel["dispatches"] for kernel in decode["kernels"]) == decode["dispatches"]
     assert any("select_token" in kernel["kernel"] for kernel in decode["kernels"])
 
@@ -45,7 +45,7 @@ def test_profile_names_every_dispatch(capsys, device, tmp_path):
         (["--tokens", "-1"], "--tokens must be a whole number over 0, got -1"),
         (["--prompt", "0"], "--prompt must be a whole number over 0, got 0"),
         (
-            ["--tokens", "2000"],
+            ["--prompt", "128", "--tokens", "2000"],
             "--prompt 128 and --tokens 2,000 are more than the 2,048 tokens that model was made for",
         ),
     ],
