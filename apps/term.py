@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-EXTRAS = {"tokenizers": "chat", "jinja2": "chat", "huggingface_hub": "chat", "wgpudawn": "dawn"}
+EXTRAS = {"tokenizers": "chat", "jinja2": "chat", "huggingface_hub": "chat", "wgpudawn": "dawn", "matplotlib": "bench"}
 PIPE_CLOSED, INTERRUPTED, USER_ERROR = 141, 130, 2  # exit codes; the first two are what a shell reports for the signals
 
 

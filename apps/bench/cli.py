@@ -44,6 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="the result for machines, to FILE or stdout"
     )
+    parser.add_argument("--plot", metavar="FILE.png", help="a roofline picture of the rows; needs anygpu[bench]")
+    parser.add_argument(
+        "--compare", metavar="OLD.json", help="ratios to an earlier run; rows that lost over 5 % stand out"
+    )
+    parser.add_argument(
+        "--fail-over",
+        type=float,
+        metavar="PCT",
+        help="with --compare: exit status 1 if a row lost more than PCT percent",
+    )
     llm = parser.add_argument_group("llm")
     llm.add_argument(
         "--model",
@@ -61,6 +71,15 @@ def run(args: argparse.Namespace) -> int:
     from apps.bench.rows import Budget, Runner, failures, header_line, row_line
 
     options = checked(args)
+    old = None
+    if args.compare:
+        from apps.bench.compare import load
+
+        old = load(args.compare)
+    if args.plot:
+        from apps.bench.plot import require
+
+        require()  # before anything is measured
     chosen = list(SUITES) if options.what == "all" else [options.what]
     quiet = args.json == "-"
     out = sys.stderr if quiet else sys.stdout
@@ -111,6 +130,15 @@ def run(args: argparse.Namespace) -> int:
     if runner.rows:
         report["rows"] = [row.as_json() for row in runner.rows]
     report["seconds"] = round(time.perf_counter() - budget.start, 1)
+    status = 0
+    if old is not None:
+        from apps.bench import compare
+
+        found = compare.pairs(old, report)
+        report["compared"] = compare.as_json(found)
+        say("\n" + compare.text_of(old, report, found))
+        if args.fail_over is not None and any(100 * pair.loss > args.fail_over for pair in found):
+            status = 1
     bad = failures(runner.rows)
     for row in bad[:10]:
         print(f"bench: {row.suite} {row.key}: {row.status.upper()}: {row.note}", file=sys.stderr)
@@ -118,7 +146,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(report))
     elif args.json:
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 1 if bad else 0
+    if args.plot:
+        from apps.bench import plot
+
+        plot.draw(report, args.plot)
+    return 1 if bad else status
 
 
 def checked(args: argparse.Namespace) -> argparse.Namespace:
@@ -128,6 +160,8 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
             raise ValueError(f"--{option} must be a whole number over 0, got {getattr(args, option)}")
     if args.budget is not None and not args.budget > 0:
         raise ValueError(f"--budget must be seconds over 0, got {args.budget:g}")
+    if args.fail_over is not None and (args.compare is None or args.fail_over < 0):
+        raise ValueError("--fail-over is percent, 0 or more, and goes with --compare OLD.json")
     what = ALIASES.get(args.what, args.what)
     dtypes = None
     if args.dtype:

@@ -261,6 +261,7 @@ def _rows(
     for length, seconds in prompts.items():
         row = _row(f"{name} prompt {length}", seconds, length)
         row.flops = flops_per_token(config, phase="prefill", context=length)
+        row.nbytes = report["budget"]["bytes_a_token"] / length  # weights are read once for all of them
         peak = ceilings.matrix or ceilings.fma
         row.ceiling, row.share = "matrix" if ceilings.matrix else "fma", row.rate * row.flops / peak
         rows.append(row)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpu import Device
 
 KERNEL_SUITES = ("gemm", "gemv", "attention", "memory")
-ROW_SECONDS = {"gpu": 0.6, "cpu": 2.0}  # to warm and measure one row
-PEER_SECONDS = 0.3
+ROW_SECONDS = {"gpu": 0.25, "cpu": 2.0}  # to warm and measure one row
+PEER_SECONDS = {"gpu": 0.12, "cpu": 0.5}
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Runner:
         if make is None:
             return
         try:
-            sample = self.peer.time(make, PEER_SECONDS)
+            sample = self.peer.time(make, PEER_SECONDS[self.device.caps.kind])
             row.peer, row.peer_seconds = self.peer.short, sample.median
             row.ratio = sample.median / row.seconds
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
@@ -196,10 +196,10 @@ def row_line(row: Row) -> str:
         word = {"wrong": "WRONG", "failed": "FAILED"}.get(row.status, row.status)
         shown = term.style(word, "red") if row.status in ("wrong", "failed") else word
         return f"{row.key:<{WIDTHS[0]}}  {shown}: {row.note}"
-    scale, unit = time_unit(row.seconds)
+    scale, _ = time_unit(row.seconds)
     cells = [
         row.key,
-        f"{row.seconds * scale:.4g} {unit}",
+        time_text(row.seconds),
         f"{row.low * scale:.4g} .. {row.high * scale:.4g}",
         f"{row.rate:,.0f}" if row.rate >= 100 else f"{row.rate:.3g}",
         row.unit,
@@ -208,7 +208,10 @@ def row_line(row: Row) -> str:
     ]
     notes = [beside_text(row)] if row.beside else []
     notes += [row.note] if row.note else []
-    notes += [f"spread {100 * row.spread:.0f} %"] if row.spread > 0.05 else []
+    if row.batches < 3:
+        notes.append("measured once" if row.batches == 1 else "measured twice")
+    elif row.spread > 0.05:
+        notes.append(f"spread {100 * row.spread:.0f} %")
     return _aligned(cells) + (f"  {'; '.join(notes)}" if notes else "")
 
 
@@ -219,6 +222,12 @@ def beside_text(row: Row) -> str:
     if row.rule and row.beside < row.rule:
         text += f" (under {100 * row.rule:.0f} %)"
     return text
+
+
+def time_text(seconds: float) -> str:
+    """Four digits and a unit."""
+    scale, unit = time_unit(seconds)
+    return f"{seconds * scale:.4g} {unit}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
