@@ -120,7 +120,9 @@ def _load(args: argparse.Namespace) -> LLM:
     from nn.llm import LLM
 
     model = locate(args.model)
-    device = Device.open(args.device, backend=args.backend)
+    device = Device.open(args.device, backend=args.backend, workload="chat")
+    if "measured" in device.backend_why:
+        term.note(f"using {device.caps.backend}: {device.backend_why}")
     with term.Bar("loading") as bar:
         return LLM(
             model,

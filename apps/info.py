@@ -64,7 +64,7 @@ def collect(device: str | None = None, backend: str | None = None) -> dict[str, 
         report["adapters"] = [asdict(adapter) for adapter in adapters]
         chosen, report["why"] = choose(adapters, device if device is not None else os.environ.get("ANYGPU_DEVICE"))
         report["taken"] = chosen.index
-        with Device.open(device, backend=backend) as opened:
+        with Device.open(device, backend=backend, workload="chat") as opened:
             report["device"] = describe(opened)
     except GpuError as error:
         report["error"] = str(error)
@@ -102,7 +102,8 @@ def describe(device: Device) -> dict[str, Any]:
     caps = device.caps
     return {
         "name": caps.name, "kind": caps.kind, "driver": caps.driver, "api": caps.api,
-        "backend": caps.backend, "backend_version": caps.backend_version, "checked": caps.checked,
+        "backend": caps.backend, "backend_version": caps.backend_version, "backend_why": device.backend_why,
+        "checked": caps.checked,
         "features": sorted(str(feature) for feature in device.raw.features),
         "limits": {
             "storage binding": caps.max_binding, "buffer": caps.max_buffer,
@@ -233,6 +234,7 @@ def device_text(device: dict[str, Any], why: str) -> list[str]:
     facts = [
         ("name", f"{device['name']}, taken as {why}"),
         ("driver", f"{device['driver']}, {device['api']} through {device['backend_version']}"),
+        ("backend", f"{device['backend']}, {device['backend_why']}"),
         ("kind", "a software driver: runs on the CPU" if device["kind"] == "cpu" else "a GPU"),
         ("bounds checks", shader_checks),
         ("f16", works(probed["f16"])),

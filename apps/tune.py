@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="NAME|PATH", help="the shapes of this model instead of the standard ones")
     parser.add_argument("--budget", type=float, metavar="S", help="seconds of running a shape class; default 1.5")
+    parser.add_argument(
+        "--backends",
+        action="store_true",
+        help="instead: which WebGPU implementation is faster here, with --model M (default smollm2, if it is fetched)",
+    )
     parser.add_argument("--show", action="store_true", help="only show what is known of this device")
     parser.add_argument("--clear", action="store_true", help="forget what is known of this device")
     parser.add_argument("--json", action="store_true", help="one object")
@@ -43,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from gpu import Device
 
     _check_arguments(args)
+    if args.backends:
+        return _backends(args)
     with Device.open(args.device, backend=args.backend) as device:
         if args.clear:
             return _clear(device)
@@ -65,10 +72,14 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise ValueError("--shapes and --model are two ways to say what to measure; give one")
     if args.budget is not None and not (math.isfinite(args.budget) and args.budget > 0):
         raise ValueError(f"--budget must be a number of seconds over 0, got {args.budget:g}")
-    alone = [name for name in ("show", "clear") if getattr(args, name)]
+    if args.backends and (args.backend or args.family or args.budget is not None):
+        raise ValueError("--backends compares wgpu and dawn; it does not go with --backend, --family or --budget")
+    alone = [name for name in ("show", "clear", "backends") if getattr(args, name)]
     others = [name for name in ("family", "shapes", "model", "budget") if getattr(args, name) is not None]
+    if alone == ["backends"]:
+        return
     if alone and (others or len(alone) > 1):
-        raise ValueError(f"--{alone[0]} measures nothing; it does not go with --{[*alone[1:], *others][0]}")
+        raise ValueError(f"--{alone[0]} tunes nothing; it does not go with --{[*alone[1:], *others][0]}")
 
 
 # --- what to measure --------------------------------------------------------------------------------------------------
@@ -212,3 +223,54 @@ def _clear(device: Device) -> int:
     device.tuner.clear()
     print(f"{count} shape classes forgotten, {path} removed", file=sys.stderr)
     return 0
+
+
+# --- which WebGPU implementation --------------------------------------------------------------------------------------
+
+
+def _backends(args: argparse.Namespace) -> int:
+    """Time the workloads through both implementations and remember which is faster."""
+    from apps import workloads
+    from apps.pull import locate
+    from gpu import Device, backend_choice
+    from nn.io import registry
+
+    missing = [name for name in ("wgpu", "dawn") if name not in backend_choice.installed()]
+    if missing:
+        raise ValueError(
+            f"--backends needs both implementations; {missing[0]} is not installed: pip install 'anygpu[dawn]'"
+        )
+    with Device.open(args.device, backend="wgpu") as device:
+        adapter = device.caps.name
+    path = locate(args.model) if args.model else registry.resolve("smollm2")
+    with term.tidied(), term.Bar("comparing wgpu and dawn", unit="runs") as bar:
+        seconds, failed = workloads.compare(None if path is None else str(path), args.device, bar.update)
+    table = backend_choice.remember(adapter, seconds)
+    entries = {e.shape_class: e for e in table.values()}
+    rows = [
+        {
+            "workload": name,
+            "seconds": {backend: s[name] for backend, s in seconds.items() if name in s},
+            "winner": entries[name].winner if name in entries else None,
+        }
+        for name in backend_choice.WORKLOADS
+        if any(name in s for s in seconds.values())
+    ]
+    if args.json:
+        print(json.dumps({"adapter": adapter, "workloads": rows, "failed": failed}, indent=2, ensure_ascii=False))
+        return 0
+    cells = [
+        (r["workload"], *(_milliseconds(r["seconds"].get(name)) for name in ("wgpu", "dawn")), r["winner"] or "-")
+        for r in rows
+    ]
+    print(adapter)
+    print(term.table(cells, header=("workload", "wgpu, ms", "dawn, ms", "taken"), right=(1, 2)))
+    for name, why in failed.items():
+        print(f"{name} gave no result: {why}")
+    if path is None:
+        print("Only products were compared: --model M, or anygpu pull smollm2, adds prompts and answers.")
+    return 0
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:,.3f}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpu.backend import Backend, open_backend
+from gpu.backend_choice import choose_backend
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, NoAdapter
 from gpu.kernel import Kernel, KernelCache
 from gpu.memory import Buffer, Counters, Memory, Pending, host_bytes
@@ -124,6 +125,19 @@ def choose(adapters: list[AdapterInfo], wanted: str | None) -> tuple[AdapterInfo
     )
 
 
+def _same_adapter(backend: str, adapter: AdapterInfo) -> tuple[Backend, list[Any], AdapterInfo] | None:
+    """This implementation, its adapters, and among them the one of that name; None if it cannot be used."""
+    try:
+        engine = open_backend(backend)
+        raw_adapters = engine.adapters()
+    except GpuError as error:
+        logging.getLogger("anygpu").warning("anygpu: %s is faster here, but does not open: %s", backend, error)
+        return None
+    described = (_describe(i, a) for i, a in enumerate(raw_adapters))
+    same = [a for a in described if (a.name, a.api) == (adapter.name, adapter.api)]
+    return (engine, raw_adapters, same[0]) if same else None
+
+
 _refused: set[tuple[str, str, tuple[str, ...]]] = set()  # (backend, adapter, features) of requests that failed
 
 
@@ -178,6 +192,7 @@ class Device:
         self.memory = Memory(self, canary=canary)
         self.kernels = KernelCache(self)
         self.tuner = Tuner(self)
+        self.backend_why = "asked for"
 
     @classmethod
     def open(
@@ -188,16 +203,19 @@ class Device:
         checked: bool | None = None,
         limits: str | None = None,
         features: str | None = None,
+        workload: str | None = None,
         canary: bool = False,
     ) -> Device:
         """Open a device and probe it.
 
         Args:
             name: adapter number or part of its name; default ANYGPU_DEVICE, else the fastest kind of adapter.
-            backend: "wgpu" or "dawn"; default ANYGPU_BACKEND, else wgpu.
+            backend: "wgpu" or "dawn"; default ANYGPU_BACKEND, else what was measured to be faster for `workload`, else
+                wgpu.
             checked: keep the driver's bounds checks in shaders; default ANYGPU_CHECKED=1, else off.
             limits: "default" asks for WebGPU's defaults only, "max" for all the adapter has; default ANYGPU_LIMITS.
             features: "none" asks for no optional feature, "all" for what the engine uses; default ANYGPU_FEATURES.
+            workload: "chat", "prompt", "decode" or "gemm_f16": what the device is for (gpu.backend_choice).
             canary: put sentinel bytes behind every buffer, inside the bound range, for `memory.check_canaries`.
         Raises: NoAdapter, GpuError. Warns once for each feature that the device offers but does not have.
         """
@@ -214,6 +232,14 @@ class Device:
         raw_adapters = engine.adapters()
         adapters = [_describe(i, a) for i, a in enumerate(raw_adapters)]
         adapter, why = choose(adapters, name)
+        backend_why = "asked for"
+        if backend is None:
+            found, backend_why = choose_backend(workload, adapter.name)
+            if found != engine.name:
+                if (other := _same_adapter(found, adapter)) is not None:
+                    engine, raw_adapters, adapter = other
+                else:
+                    backend_why = f"{found} is faster here, but cannot open this adapter now"
         raw_adapter = raw_adapters[adapter.index]
         wanted = [] if features == "none" else ["shader-f16", *engine.subgroup_features, "timestamp-query"]
         granted = [f for f in wanted if f in raw_adapter.features]
@@ -250,6 +276,7 @@ class Device:
             offset_alignment=256,
         )
         device = cls(engine, raw, adapter, caps, why=why, canary=canary)
+        device.backend_why = backend_why
         try:
             probe_calls(device)
             device.caps = probe_features(device)

@@ -99,7 +99,7 @@ class LLM:
                     f"{self.config.vocab:,}; the two do not belong together: fetch the model again"
                 )
             self.template = ChatTemplate.of(self.tokenizer) if self.tokenizer.chat_template else None
-            self.device = device or Device.open()
+            self.device = device or Device.open(workload="chat")
             decoder = load_model(
                 file, self.device, context=context, kv_dtype=kv_dtype, gpu_memory=gpu_memory, progress=loading
             )

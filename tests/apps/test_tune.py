@@ -131,8 +131,8 @@ def test_the_shapes_of_a_model(capsys, tmp_path, monkeypatch):
         (["--family", "first", "--shapes", "n=99999999999"], "expected a whole number over 0"),
         (["--budget", "0"], "--budget must be a number of seconds over 0, got 0"),
         (["--budget", "nan"], "--budget must be a number of seconds over 0, got nan"),
-        (["--show", "--clear"], "--show measures nothing; it does not go with --clear"),
-        (["--clear", "--budget", "2"], "--clear measures nothing; it does not go with --budget"),
+        (["--show", "--clear"], "--show tunes nothing; it does not go with --clear"),
+        (["--clear", "--budget", "2"], "--clear tunes nothing; it does not go with --budget"),
     ],
 )
 def test_what_cannot_be_meant(families, capsys, arguments, words):
