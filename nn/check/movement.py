@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,41 +21,49 @@ if TYPE_CHECKING:
 
 # One element; less than a tile; a tile; a tile and a rim; several; a grid of more than 65,535 tiles.
 SHAPES = [(1, 2, 2), (2, 5, 3), (1, 32, 32), (3, 33, 31), (2, 70, 101), (66_000, 2, 2)]
+FOURS = [(1, 4, 4), (2, 8, 4), (1, 64, 64), (3, 68, 60), (2, 72, 132), (66_000, 4, 4)]
 
 
 def cases() -> list[Case]:
-    """Both places of the batch axis, in each element type."""
+    """Places of the batch axes (one in front or between, two), in each element type, by ones and by fours."""
     found = []
     for dtype in ("f32", "f16", "i32", "bool"):
         needs = frozenset({"f16"} if dtype == "f16" else ())
-        for batch in (0, 1):
-            run = partial(transpose, dtype=dtype, batch=batch)
-            name = f"movement/transpose: {dtype}, batch axis {batch}"
-            found.append(Case(name, run, ("movement/transpose.wgsl",), needs))
+        for four in (False, True):
+            for order in ((0, 2, 1), (2, 0, 1), (0, 1, 3, 2), (1, 3, 0, 2)):
+                if len(order) == 4 and dtype in ("i32", "bool"):
+                    continue  # moved as f32 is
+                file = f"movement/transpose{'4' * four}"
+                run = partial(transpose, dtype=dtype, order=order, four=four)
+                found.append(Case(f"{file}: {dtype}, axes {order}", run, (f"{file}.wgsl",), needs))
     return found
 
 
-def transpose(device: Device, rng: np.random.Generator, *, dtype: str, batch: int) -> Iterator[Outcome]:
-    """out[b, r, c] = x[b, c, r] (batch 0) or out[r, b, c] = x[b, c, r] (batch 1), within a larger output."""
+def transpose(
+    device: Device, rng: np.random.Generator, *, dtype: str, order: tuple[int, ...], four: bool
+) -> Iterator[Outcome]:
+    """out = x.transpose(order), x a part of larger rows, within a larger output."""
     kind = np.dtype(DTYPES[dtype][1])
-    for b, r, c in SHAPES:
-        if b > 1000 and (dtype != "f32" or batch):
+    first, more, before, after = (4, 8, 8, 4) if four else (1, 3, 5, 7)
+    for b, r, c in FOURS if four else SHAPES:
+        if b > 1000 and (dtype != "f32" or order != (0, 2, 1)):
             continue
-        host = np.ascontiguousarray(rng.integers(0, 2000, (b, c, r + 3))).astype(kind)  # one column before, two behind
-        before, after = 5, 7
-        size = b * r * c + before + after
+        lead = (b,) if len(order) == 3 else (b, 3)
+        host = rng.integers(0, 2000, (*lead, c, r + more)).astype(kind)  # some columns before, some behind
+        size = math.prod(lead) * r * c + before + after
         out = Array(device.upload(np.full(size, 3000, kind)), (size,), dtype)
         source = Value(Spec(host.shape, dtype), array=Array(device.upload(host), host.shape, dtype))
         target = Value(out.spec, array=out)
-        order = (0, 2, 1) if batch == 0 else (2, 0, 1)
         dense = Strided.dense(host.shape)
-        turned = Strided(tuple((b, c, r)[a] for a in order), tuple(dense.strides[a] for a in order), 1)
+        sizes = (*lead, c, r)
+        turned = Strided(tuple(sizes[a] for a in order), tuple(dense.strides[a] for a in order), first)
         at = Strided(turned.shape, Strided.dense(turned.shape).strides, before)
         step = TransposeStep.of(Load(dtype, source, turned), target, at)
         assert step is not None
+        step = replace(step, four=four)
         record = device.recorder()
         step.record(record, lambda value: value.array)
         record.submit()
         want = np.full(size, 3000, kind)
-        want[before:-after] = host[:, :, 1 : 1 + r].transpose(order).reshape(-1)
-        yield Outcome(device.read(out.buffer, kind, size), want, label=f"{b} of {c}x{r}")
+        want[before:-after] = host[..., first : first + r].transpose(order).reshape(-1)
+        yield Outcome(device.read(out.buffer, kind, size), want, label=f"{lead} of {c}x{r}")

@@ -23,8 +23,9 @@ from nn.tensor import Tensor
 if TYPE_CHECKING:
     from gpu import Device
 
-# (rows, columns), folded along columns: one; odd; around the workgroup's 64 and 256; two passes; a folded grid of rows
-SHAPES = [(1, 1), (3, 5), (5, 64), (2, 257), (3, 4099), (1, 70_001), (70_001, 3)]
+# (rows, columns), folded along columns: one; odd; around 64 and 256; fours; two passes; many rows
+SHAPES = [(1, 1), (3, 5), (5, 64), (2, 257), (4, 260), (72, 300), (3, 4099), (1, 70_001), (70_001, 3), (4, 16_400)]
+FEW = [(3, 5), (4, 260), (3, 4099), (4, 16_400)]
 FOLDED = (65_600, 64)  # more workgroups of a row each than one dimension of a grid holds
 NUMPY: dict[str, Callable[..., Any]] = {
     "sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all,
@@ -37,16 +38,13 @@ def i32(values: Any) -> np.ndarray:
 
 
 def cases() -> list[Case]:
-    """Kinds x (group, group with subgroups, serial), dtypes, layouts, and the values that others got wrong."""
+    """Kinds x (rows, rows with subgroups, columns, serial), dtypes, layouts, and the values that others got wrong."""
     found = []
-    for how in ("serial", "group", "subgroups"):
+    for how in ("serial", "rows", "rows subgroups", "columns"):
         files = ("reduce/fold.wgsl", "elementwise/math.wgsl")
-        files += () if how == "serial" else (f"lib/reduce{'_subgroup' if how == 'subgroups' else ''}.wgsl",)
-        needs = frozenset({"subgroups"} if how == "subgroups" else ())
-        kinds = (
-            ("sum", "mean") if how == "subgroups" else ("sum", "mean", "prod", "max", "min", "any", "argmax", "argmin")
-        )
-        for kind in kinds:
+        files += (f"lib/fold_run{'_subgroup' if 'subgroups' in how else ''}.wgsl",) if "rows" in how else ()
+        needs = frozenset({"subgroups"} if "subgroups" in how else ())
+        for kind in ("sum", "mean", "prod", "max", "min", "any", "argmax", "argmin"):
             found.append(Case(f"reduce/fold {kind}: {how}", partial(rows, kind=kind, how=how), files, needs))
     files = ("reduce/fold.wgsl", "elementwise/math.wgsl")
     found += [
@@ -60,10 +58,21 @@ def cases() -> list[Case]:
     return found
 
 
+def ways(device: Device, how: str, kind: str, matrix: fold.Matrix, shape: tuple[int, int]) -> list[fold.FoldVariant]:
+    """The variants to check at a shape: all of them for sums, else packs among few and single elements among many."""
+    entry = f"fold_{how.split()[0]}"
+    found = [v for v in fold.variants(device.caps, matrix) if v.entry == entry]
+    found = [v for v in found if v.subgroups == ("subgroups" in how) and v.wg <= device.caps.max_invocations]
+    if kind != "sum":
+        return [v for v in found if entry == "fold_serial" or v.lanes == (4 if v.pack == 4 else 32)]
+    gpu = fold.default(replace(device.caps, kind="gpu", subgroups="subgroups" in how), matrix, *shape)
+    return list(dict.fromkeys([*found, *([gpu] if gpu.entry == entry else [])]))
+
+
 def rows(device: Device, rng: np.random.Generator, *, kind: str, how: str) -> Iterator[Outcome]:
-    """One kind over rows in one chosen variant, whatever this device would choose; the output is poisoned before."""
-    caps = replace(device.caps, kind="cpu" if how == "serial" else "gpu", subgroups=how == "subgroups")
-    for shape in SHAPES + ([FOLDED] if kind == "sum" and how == "group" else []):
+    """One kind over rows in every variant of an entry; the outputs are poisoned before."""
+    caps = replace(device.caps, kind="cpu" if how == "serial" else "gpu", subgroups="subgroups" in how)
+    for shape in (SHAPES if kind == "sum" else FEW) + ([FOLDED] if kind == "sum" and how == "rows" else []):
         wide = shape[1] > 1000
         host = f32(1 + rng.uniform(-1, 1, shape) * (1e-3 if kind == "prod" and wide else 1))
         if kind == "any":
@@ -71,28 +80,32 @@ def rows(device: Device, rng: np.random.Generator, *, kind: str, how: str) -> It
         if kind.startswith("arg"):
             host = f32(np.round(host, 1))  # many ties
         kind_in = "bool" if kind == "any" else "f32"
-        stored = host.astype(DTYPES[kind_in][1])
+        dense = Strided.dense(shape) if how != "columns" else Strided(shape, (1, shape[0]), 0)
+        stored = np.ascontiguousarray(host if how != "columns" else host.T).astype(DTYPES[kind_in][1])
         source = Value(Spec(shape, kind_in), array=Array(device.upload(stored), shape, kind_in))
         dtype = "i32" if kind.startswith("arg") else "bool" if kind == "any" else "f32"
-        out = Value(Spec((shape[0], 1), dtype))
-        target = poisoned(device, (shape[0], 1), dtype)
-        op = Reduce(kind, (1,), dtype)
-        steps = fold.reduce_steps(caps, op, Load(kind_in, source, Strided.dense(shape)), shape, out)
-        memory: dict[Value, Array] = {out: target, source: source.array}  # pyright: ignore[reportAssignmentType]
-        record = device.recorder()
-        for step in steps:
-            for value in step.writes:
-                memory.setdefault(value, poisoned(device, value.spec.shape, value.spec.dtype))
-            step.record(record, memory.__getitem__)
-        record.submit()
-        got = device.read(target.buffer, DTYPES[dtype][1], shape[:1])
         want = NUMPY[kind](host.astype(np.float64), axis=1)
         exact = kind in ("max", "min", "any") or kind.startswith("arg")
         # A sum of n values in parts of at most 1024: each addition is wrong by 2^-24 of a partial sum at most.
         error = 0.0 if exact else 1e-6 if not wide else 4e-5
-        yield Outcome(
-            got.astype(np.bool_) if kind == "any" else got, want, error, error, f"{kind} {shape}, {len(steps)} passes"
-        )
+        op, expr = Reduce(kind, (1,), dtype), Load(kind_in, source, dense)
+        chosen = ways(device, how, kind, fold.Matrix.of(expr, shape, (0,), (1,)), shape)
+        for variant in chosen if shape != FOLDED else [fold.FoldVariant("fold_rows", 4, 64, 64)]:
+            out = Value(Spec((shape[0], 1), dtype))
+            steps = fold.reduce_steps(caps, op, expr, shape, out, variant=variant)
+            memory: dict[Value, Array] = {
+                out: poisoned(device, (shape[0], 1), dtype),
+                source: source.array,  # pyright: ignore[reportAssignmentType]
+            }
+            record = device.recorder()
+            for step in steps:
+                for value in step.writes:
+                    memory.setdefault(value, poisoned(device, value.spec.shape, value.spec.dtype))
+                step.record(record, memory.__getitem__)
+            record.submit()
+            got = device.read(memory[out].buffer, DTYPES[dtype][1], shape[:1])
+            label = f"{kind} {shape}, {variant.name}, {len(steps)} passes"
+            yield Outcome(got.astype(np.bool_) if kind == "any" else got, want, error, error, label)
 
 
 def axes(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:

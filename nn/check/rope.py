@@ -11,7 +11,7 @@ import numpy as np
 from nn.check.arrays import STORE_ERROR, STORE_FLOOR, fetch, poisoned, upload
 from nn.check.base import Case, Outcome
 from nn.check.reference import rotate
-from nn.ops.rope import RopeHeads
+from nn.ops.rope import record_rope
 
 if TYPE_CHECKING:
     from gpu import Device
@@ -25,23 +25,35 @@ SHAPES = [
     ((1, 3, 2, 5), 0),
     ((2, 33, 5, 16), 16),
 ]
+# Units of one vector; whole heads; a group of heads that is not full; partial rotation; many workgroups.
+FOURS = [
+    ((1, 1, 1, 8), 8),
+    ((1, 5, 3, 64), 64),
+    ((2, 7, 6, 80), 32),
+    ((3, 2, 1, 12), 8),
+    ((2, 33, 5, 16), 16),
+]
 FOLDED = ((1, 2_097_153, 1, 2), 2)
 CONTEXT = 41
 
 
 def cases() -> list[Case]:
-    """Pairing x dtype."""
+    """Pairing x dtype, by ones and by fours."""
     found = []
-    for interleaved in (False, True):
-        for elem in ("f32", "f16"):
-            name = f"rope/rope rope: {'interleaved' if interleaved else 'halves'} {elem}"
-            run = partial(_run, interleaved=interleaved, elem=elem)
-            found.append(Case(name, run, ("rope/rope.wgsl",), frozenset({"f16"} if elem == "f16" else set())))
+    for four in (False, True):
+        for interleaved in (False, True):
+            for elem in ("f32", "f16"):
+                file = f"rope/rope{'4' * four}"
+                name = f"{file} rope: {'interleaved' if interleaved else 'halves'} {elem}"
+                run = partial(_run, interleaved=interleaved, elem=elem, four=four)
+                found.append(Case(name, run, (f"{file}.wgsl",), frozenset({"f16"} if elem == "f16" else set())))
     return found
 
 
-def _run(device: Device, rng: np.random.Generator, *, interleaved: bool, elem: str) -> Iterator[Outcome]:
-    for shape, rotated in SHAPES + ([FOLDED] if elem == "f32" and not interleaved else []):
+def _run(device: Device, rng: np.random.Generator, *, interleaved: bool, elem: str, four: bool) -> Iterator[Outcome]:
+    for shape, rotated in (FOURS if four else SHAPES) + (
+        [FOLDED] if elem == "f32" and not interleaved and not four else []
+    ):
         batch, tokens, _, _ = shape
         x, x64 = upload(device, rng.standard_normal(shape), elem)
         angles = rng.uniform(-np.pi, np.pi, (CONTEXT, rotated // 2))
@@ -51,7 +63,7 @@ def _run(device: Device, rng: np.random.Generator, *, interleaved: bool, elem: s
             positions, _ = upload(device, numbers, "i32")
             out = poisoned(device, shape, elem)
             record = device.recorder()
-            RopeHeads(interleaved=interleaved).lower(record, x, table, positions, out)
+            record_rope(record, x, table, positions, out, interleaved=interleaved, four=four)
             record.submit()
             rows = table64[np.broadcast_to(np.clip(numbers, 0, CONTEXT - 1), (batch, tokens))]  # (B, T, R/2, 2)
             pairing = "interleaved" if interleaved else "neox"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gpu import Recorder
 
-_LANES = 64  # invocations a workgroup, each of which writes 4 numbers
-
 
 def embedding(input: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
     """Look up a row of the table `weight` for each id. Shapes: input (...), weight (V, K) -> (..., K) f32.
@@ -55,23 +53,31 @@ class Embedding(Op):
         return Cost(results[0].size * (self.scale != 1.0), read, stored_bytes(results[0]))
 
     def lower(self, record: Recorder, ids: Array, table: Weight | Array, out: Array) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        weight = table if isinstance(table, Weight) else Weight.of(table)
-        vocab, cols = weight.shape
-        kernel = record.device.kernel("embedding/embedding.wgsl", "embedding", parts={"format": weight.shader})
-        for window in weight.windows:
-            record(
-                kernel,
-                grid=-(-ids.size * -(-cols // 4) // _LANES),
-                ids=ids.buffer,
-                w=window.buffer,
-                out=out.buffer,
-                tokens=ids.size,
-                vocab=vocab,
-                row0=window.row0,
-                w_rows=window.rows,
-                cols=cols,
-                scale=self.scale,
-            )
+        record_embedding(record, ids, table if isinstance(table, Weight) else Weight.of(table), out, scale=self.scale)
+
+
+def record_embedding(
+    record: Recorder, ids: Array, table: Weight, out: Array, *, scale: float, four: bool | None = None
+) -> None:
+    """A dispatch a window of shaders/embedding/embedding.wgsl or embedding4.wgsl (four: None: where it fits)."""
+    vocab, cols = table.shape
+    four = cols % 4 == 0 if four is None else four
+    entry, each = ("embedding4", 4 * 256) if four else ("embedding", 64)  # vectors a workgroup writes
+    kernel = record.device.kernel(f"embedding/{entry}.wgsl", entry, parts={"format": table.shader})
+    for window in table.windows:
+        record(
+            kernel,
+            grid=-(-ids.size * -(-cols // 4) // each),
+            ids=ids.buffer,
+            w=window.buffer,
+            out=out.buffer,
+            tokens=ids.size,
+            vocab=vocab,
+            row0=window.row0,
+            w_rows=window.rows,
+            cols=cols,
+            scale=scale,
+        )
 
 
 __all__ = ["embedding"]

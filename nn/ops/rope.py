@@ -11,7 +11,7 @@ from nn.tensor import Tensor, apply
 if TYPE_CHECKING:
     from gpu import Recorder
 
-PER_WORKGROUP = 64
+HEADS = 4  # heads an invocation of rope4.wgsl takes
 
 
 def rope(x: Tensor, table: Tensor, positions: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -60,30 +60,51 @@ class RopeHeads(Op):
         return x
 
     def lower(self, record: Recorder, x: Array, table: Array, positions: Array, out: Array) -> None:
-        if x.size == 0:
-            return
-        kernel = record.device.kernel(
-            "rope/rope.wgsl",
-            "rope",
-            types={"Elem": x.dtype},
-            constants={"WG": PER_WORKGROUP, "INTERLEAVED": int(self.interleaved)},
-        )
-        _, tokens, heads, head_dim = x.shape
-        record(
-            kernel,
-            -(-x.size // PER_WORKGROUP),
-            x=x.buffer,
-            table=table.buffer,
-            positions=positions.buffer,
-            out=out.buffer,
-            size=x.size,
-            tokens=tokens,
-            heads=heads,
-            head_dim=head_dim,
-            rotated=2 * table.shape[1],
-            table_rows=table.shape[0],
-            position_stride=tokens if len(positions.shape) == 2 else 0,
-        )
+        record_rope(record, x, table, positions, out, interleaved=self.interleaved)
+
+
+def record_rope(
+    record: Recorder,
+    x: Array,
+    table: Array,
+    positions: Array,
+    out: Array,
+    *,
+    interleaved: bool,
+    four: bool | None = None,
+) -> None:
+    """One dispatch of shaders/rope/rope.wgsl or, four features at a time, rope4.wgsl (four: None: where it fits)."""
+    if x.size == 0:
+        return
+    batch, tokens, heads, head_dim = x.shape
+    rotated = 2 * table.shape[1]
+    if four is None:
+        four = head_dim % 4 == 0 and rotated % (4 if interleaved else 8) == 0 and rotated > 0
+    group = 256 if four else 64
+    kernel = record.device.kernel(
+        f"rope/rope{'4' * four}.wgsl",
+        f"rope{'4' * four}",
+        types={"Elem": x.dtype},
+        constants={"WG": group, "INTERLEAVED": int(interleaved)},
+    )
+    unit = 4 if four else 1
+    units = head_dim // 4 - (0 if interleaved else rotated // 8)
+    size = batch * tokens * -(-heads // HEADS) * units if four else x.size
+    record(
+        kernel,
+        -(-size // group),
+        x=x.buffer,
+        table=table.buffer,
+        positions=positions.buffer,
+        out=out.buffer,
+        size=size,
+        tokens=tokens,
+        heads=heads,
+        head_dim=head_dim // unit,
+        rotated=rotated // unit,
+        table_rows=table.shape[0],
+        position_stride=tokens if len(positions.shape) == 2 else 0,
+    )
 
 
 __all__ = ["rope"]
