@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +30,35 @@ LOSSES = 5  # devices lost in one mode before the rest of it is given up
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--filter", metavar="WORD", help="only cases whose family, name or shader files hold this word")
     parser.add_argument("--mode", choices=MODES, help="only with, or only without, the driver's bounds checks")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes; default up to 8 on a GPU, 1 on a CPU driver")
     parser.add_argument("--json", action="store_true", help="one object")
 
 
 def run(args: argparse.Namespace) -> int:
+    from apps import check_jobs
+
+    if args.jobs is not None and args.jobs < 1:
+        raise ValueError(f"--jobs must be a whole number over 0, got {args.jobs}")
     check = Check(select(args.filter), (args.mode,) if args.mode else MODES, args.device, args.backend)
+    jobs = args.jobs or check_jobs.default_jobs(_kind(args))
     with term.Bar("checking", unit="cases") as bar:
-        check.run(bar.update)
+        if jobs == 1:
+            check.run(bar.update)
+        else:
+            begin = time.monotonic()
+            check_jobs.run_in_processes(check, check_jobs.as_source(args.filter), min(jobs, check.total), bar.update)
+            check.seconds = time.monotonic() - begin
     print(json.dumps(check.as_json(), indent=2, ensure_ascii=False) if args.json else check.as_text())
     if check.interrupted:
         return term.INTERRUPTED
     return 1 if any(result.status == "failed" for result in check.results) else 0
+
+
+def _kind(args: argparse.Namespace) -> str:
+    """Of the adapter that will be used: "gpu" or "cpu". Raises NoAdapter."""
+    from gpu.device import choose, list_adapters
+
+    return choose(list_adapters(args.backend), args.device or os.environ.get("ANYGPU_DEVICE"))[0].kind
 
 
 def select(word: str | None) -> dict[str, list[Case]]:
@@ -83,6 +102,8 @@ class Check:
     interrupted: bool = False
     header: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    on_start: Callable[[str, Case], None] = lambda family, case: None
+    on_open: Callable[[dict[str, Any]], None] = lambda header: None
 
     @property
     def total(self) -> int:
@@ -114,6 +135,7 @@ class Check:
                     if device is None:
                         yield Result(family, case.name, mode, "skipped", gone)
                         continue
+                    self.on_start(family, case)
                     begin = time.monotonic()
                     status, message, lost = _outcome(case, device, twice=mode == "trusted")
                     yield Result(family, case.name, mode, status, message, round(time.monotonic() - begin, 4))
@@ -139,6 +161,7 @@ class Check:
         device = Device.open(self.device_name, backend=self.backend, checked=mode == "checked", canary=True)
         if not self.header:
             self.header = {**versions(), "device": describe(device)}
+            self.on_open(self.header)
         return device
 
     # --- what it found -------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 MAX_CONFIG_BYTES = 1 << 24  # of a config.json
-# Matrices of one layer that mix formats are stored alike up to so many weights together, so that one dispatch reads them:
-# that saves some microseconds each on a GPU, and costs a few MB.
+# Matrices of one layer that mix formats are stored alike up to so many weights together, so that one dispatch reads
+# them: that saves some microseconds each on a GPU, and costs a few MB.
 WIDENED_WEIGHTS = 4 << 20
 DEFAULT_CONTEXT = 4096  # tokens, or the model's own limit if that is less
 

@@ -1,7 +1,7 @@
 """Storing a matrix in a format with more bits that holds exactly the same values.
 
-Files mix formats within one layer: a matrix of values in q8_0 beside queries and keys in q5_0. Matrices of one format can
-be read by one dispatch, and on a GPU small matrices cost dispatches, not bytes.
+Files mix formats within one layer: a matrix of values in q8_0 beside queries and keys in q5_0. Matrices of one format
+can be read by one dispatch, and on a GPU small matrices cost dispatches, not bytes.
 """
 
 from __future__ import annotations
