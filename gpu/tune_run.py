@@ -255,8 +255,10 @@ def _verdict(candidates: Sequence[_Candidate], default: str) -> Verdict:
     """The default, unless another one is faster by WIN, by the median and by the best sample."""
     shipped = candidates[0]
     winner = min((c for c in candidates if c.samples), key=lambda c: (bool(c.left_out), c.median))
-    ratio = shipped.median / winner.median if shipped.samples else 1.0
-    if shipped.samples and (ratio <= WIN or shipped.best / winner.best <= WIN):
+    ratio = 1.0
+    if shipped.samples and winner.best > 0.0:  # a call of no dispatches takes no time
+        ratio = min(shipped.median / winner.median, shipped.best / winner.best)
+    if shipped.samples and ratio <= WIN:
         winner, ratio = shipped, 1.0
     timings = tuple(Timing(c.name, c.median if c.samples else None, len(c.samples), c.left_out) for c in candidates)
     return Verdict(winner.name, default, ratio, timings)

@@ -11,7 +11,7 @@ import numpy as np
 from gpu.tune import Family, Result, Trial
 from nn.ops.base import DTYPES
 from nn.ops.matmul_variants import Shape, Variant, default, variants
-from nn.ops.trials import bucket, empty_array, random_array, shrunk
+from nn.ops.trials import bucket, empty_array, shrunk
 
 if TYPE_CHECKING:
     from gpu import Device, Recorder
@@ -39,6 +39,7 @@ def nbytes(shape: Shape) -> int:
 def trial(device: Device, shape: Shape) -> Trial[Variant]:
     """Random matrices of the shape, or of a part of it where the whole takes long."""
     from nn.ops.matmul import record_matmul
+    from nn.quant.fill import uniform
 
     sizes = {"batches": shape.batches, "m": shape.m, "n": shape.n, "k": shape.k}
     sizes |= shrunk(
@@ -49,12 +50,12 @@ def trial(device: Device, shape: Shape) -> Trial[Variant]:
     batch = (given.batches,) if given.batches > 1 else ()
     a_shape = (*batch, *((given.k, given.m) if given.trans_a else (given.m, given.k)))
     b_shape = (*batch, *((given.n, given.k) if given.trans_b else (given.k, given.n)))
-    a = random_array(device, a_shape, given.dtype, seed=1)
+    a = uniform(device, a_shape, given.dtype, seed=1)
     sets = 1
     if given.m <= 16 and device.caps.kind == "gpu":  # bound by reading b, which in a model is another one every time
         one = given.batches * given.k * given.n * DTYPES[given.dtype][0]
         sets = max(1, min(8, 1 + _ROTATED // max(one, 1)))
-    b = [random_array(device, b_shape, given.dtype, seed=2 + i) for i in range(sets)]
+    b = [uniform(device, b_shape, given.dtype, seed=2 + i) for i in range(sets)]
     out = empty_array(device, (*batch, given.m, given.n), given.dtype)
 
     def record(recorder: Recorder, variant: Variant, turn: int) -> None:

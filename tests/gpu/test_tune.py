@@ -274,6 +274,13 @@ def test_a_result_that_is_not_written_is_wrong(device, watch):
     assert left_out(verdict)["fast"].startswith("wrong: 1 of 1,000 values differ, the first is nan, expected 8")
 
 
+def test_a_call_of_nothing(device):
+    """An empty product records no dispatch."""
+    nothing = Trial(lambda recorder, variant, turn: None, [Result(device.alloc(0))])
+    verdict = race(device, "plain", "fast", trial=lambda device, shape: nothing)
+    assert (verdict.winner, verdict.ratio) == ("plain", 1.0)
+
+
 def test_a_broken_default_is_replaced(device, watch, caplog):
     verdict = race(device, "broken", "slow", "fast")
     assert (verdict.winner, verdict.ratio) == ("fast", 1.0)
