@@ -1,7 +1,7 @@
 """`anygpu check` in several processes: most of its time is compilation, which a driver does on one core a process.
 
-Each process opens devices of its own and takes every n-th case. A process that dies (a driver may end it) costs the case
-it was at, which is reported as failed; another process goes on with the rest.
+Each process opens devices of its own and takes every n-th case. A process that dies (a driver may end it) costs the
+case it was at, which is reported as failed; another process goes on with the rest.
 """
 
 from __future__ import annotations
