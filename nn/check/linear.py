@@ -374,7 +374,7 @@ def _rope_cases() -> list[Case]:
         ("past the end of the cache", 8, False, {"tokens": 4, "valid": 4, "ahead": 2}),
         ("past the end of the table", 32, True, {"tokens": 4, "valid": 4, "table_ahead": 1}),
         ("f16", 8, False, {"tokens": 5, "valid": 5, "cache": "f16"}),
-        ("head 256", 32, True, {"tokens": 3, "valid": 3, "heads": 2, "kv_heads": 1, "head_dim": 256, "rotated": 256}),
+        ("head 256", 128, True, {"tokens": 3, "valid": 3, "heads": 2, "kv_heads": 1, "head_dim": 256, "rotated": 256}),
     ]
     for entry in ("rope_cache", "rope_cache_bias", "rope_cache_norm"):
         for i, (name, group, subgroups, form) in enumerate(forms):

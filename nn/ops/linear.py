@@ -401,7 +401,7 @@ class QKVRope(Op):
             entry, added = "rope_cache_norm", {"q_gain": more[-2].buffer, "k_gain": more[-1].buffer}
         else:
             _norm_linear(record, x, gain, weights, qkv, self.eps)
-        constants["WG"] = 8 if caps.kind == "cpu" else 32
+        constants["WG"] = 8 if caps.kind == "cpu" else min(128, max(32, 1 << (head_dim // 2).bit_length() - 1))
         record(
             record.device.kernel("rope/rope_cache.wgsl", entry, constants=constants, types=types),
             grid=tokens * (sizes["heads"] + 2 * kv_heads), qkv=qkv, out=out.buffer, tokens=tokens, eps=self.eps,
