@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from gpu import Device, DeviceLost, Family, GpuError, LimitExceeded, Result, Trial
 from gpu import tune as tune_module
@@ -272,6 +274,27 @@ def test_a_result_that_is_not_written_is_wrong(device, watch):
 
     verdict = race(device, "plain", "fast", trial=short)
     assert left_out(verdict)["fast"].startswith("wrong: 1 of 1,000 values differ, the first is nan, expected 8")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(list(BODIES)), min_size=1, max_size=6, unique=True), st.data())
+def test_the_winner_works_and_is_not_slower_than_the_default(device, names, data):
+    seconds = {name: data.draw(st.floats(1e-4, 1e-2), name) for name in names}
+    works = [n for n in names if n in ("plain", "fast", "middling", "slow")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpu.tune_run.Stopwatch", Watch)
+        patch.setitem(globals(), "SECONDS", seconds)
+        Watch.now = 0.0
+        runs = [n for n in names if n not in ("broken", "greedy", "raises")]
+        assume(works and runs[0] == works[0])  # the first that runs is what the others are compared with
+        verdict = race(device, *names, budget=10.0)
+    fastest = min(works, key=lambda n: seconds[n])
+    assert verdict.winner in works
+    if names[0] in works:
+        assert verdict.winner == (fastest if seconds[names[0]] > 1.03 * seconds[fastest] else names[0])
+        assert verdict.ratio == pytest.approx(seconds[names[0]] / seconds[verdict.winner])
+    else:
+        assert (verdict.winner, verdict.ratio) == (fastest, 1.0)
 
 
 def test_a_call_of_nothing(device):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from gpu import Device
 from gpu.tune_run import compare
 from nn import ops
+from nn.tensor import Tensor
 
 FAMILIES = ops.families()
 
@@ -39,3 +42,17 @@ def test_trials(device, family):
     struck = [t for t in verdict.timings if t.left_out.startswith(("wrong", "failed"))]
     assert not struck
     assert verdict.winner in {v.name for v in variants}
+
+
+def test_an_operation_is_tuned_on_first_use_and_gives_the_same_bits_afterwards(monkeypatch, tmp_path, rng):
+    monkeypatch.setenv("ANYGPU_CACHE", str(tmp_path))
+    monkeypatch.setenv("ANYGPU_TUNE", "full")
+    a, b = rng.standard_normal((2, 40, 40)).astype(np.float32)
+    results, hashes = [], []
+    for _ in range(2):
+        with Device.open() as device:
+            results.append((Tensor(a, device) @ Tensor(b, device)).numpy())
+            assert [key[:2] for key in device.tuner.table] == [("matmul", "f32 nn m64 n64 k64 b1")]
+            hashes.append(device.tuner.hash())
+    np.testing.assert_allclose(results[0], a.astype(np.float64) @ b, rtol=1e-5, atol=1e-5)
+    assert results[0].tobytes() == results[1].tobytes() and hashes[0] == hashes[1]
