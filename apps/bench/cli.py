@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        metavar="PEER",
+        metavar="PEER[,PEER]",
         help="torch (the default where it is installed), numpy, none, or llama.cpp[=WHERE] with the llm suite: "
         "WHERE is the URL of a running llama-server, or a folder that holds a Python binding (inferna or llama_cpp; "
         "left out: an installed one)",
@@ -86,12 +86,7 @@ def run(args: argparse.Namespace) -> int:
     say = (lambda text: None) if quiet else (lambda text: print(text, file=out, flush=True))
     budget = Budget(args.budget if args.budget is not None else DEFAULT_BUDGET if options.what == "all" else None)
     report, device = opened(args)
-    rival = None
-    if options.against is not None and options.against.startswith("llama.cpp"):
-        from apps.bench import llamacpp
-
-        rival = llamacpp.peer(options.against.partition("=")[2])
-    peer = make_peer(options.against, device)
+    peer, rival = make_peers(options.against, device)
     if peer is not None:
         report["peer"] = peer.name
     if rival is not None:
@@ -180,9 +175,10 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
                 f"--shape {args.shape}: expected whole numbers over 0 with x between them, such as 4096x4096"
             )
         shape = tuple(int(part) for part in parts)
-    against = args.against
-    if against is not None and against not in ("torch", "numpy", "none") and against.partition("=")[0] != "llama.cpp":
-        raise ValueError(f"--against {against}: expected torch, numpy, none, llama.cpp or llama.cpp=URL")
+    against = args.against.split(",") if args.against is not None else None
+    for name in against or ():
+        if name not in ("torch", "numpy", "none") and name.partition("=")[0] != "llama.cpp":
+            raise ValueError(f"--against {name}: expected torch, numpy, none, llama.cpp or llama.cpp=URL")
     return argparse.Namespace(what=what, dtypes=dtypes, shape=shape, against=against)
 
 
@@ -207,17 +203,22 @@ def opened(args: argparse.Namespace) -> tuple[dict[str, Any], Device]:
     return report, device
 
 
-def make_peer(against: str | None, device: Device) -> Any:
-    """The peer of the kernel suites: torch where it is installed, if nothing else is said."""
-    from apps.bench import peers
+def make_peers(against: list[str] | None, device: Device) -> tuple[Any, Any]:
+    """The peers of the kernel suites (torch where it is installed, if nothing is said) and of the llm suite."""
+    from apps.bench import llamacpp, peers
 
-    if against == "numpy":
-        return peers.NumPy()
-    if against == "torch" or (against is None and peers.installed("torch")):
-        if not peers.installed("torch"):
-            raise ValueError("--against torch: PyTorch is not installed; pip install torch, or use --against numpy")
-        return peers.Torch(device.caps, rotate=512 << 20 if device.caps.kind == "gpu" else 16 << 20)
-    return None
+    wanted = against if against is not None else ["torch"] if peers.installed("torch") else []
+    kernels = rival = None
+    for name in wanted:
+        if name == "numpy":
+            kernels = peers.NumPy()
+        elif name == "torch":
+            if not peers.installed("torch"):
+                raise ValueError("--against torch: PyTorch is not installed; pip install torch, or use --against numpy")
+            kernels = peers.Torch(device.caps, rotate=512 << 20 if device.caps.kind == "gpu" else 16 << 20)
+        elif name != "none":
+            rival = llamacpp.peer(name.partition("=")[2])
+    return kernels, rival
 
 
 def header_text(report: dict[str, Any]) -> str:

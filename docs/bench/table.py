@@ -1,4 +1,4 @@
-"""Writes the table of README.md from the runs in this folder. With --check: exit code 1 if the table is out of date."""
+"""Writes README.md's tables from the runs in this folder. With --check: exit code 1 if they are out of date."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER.parent.parent / "README.md"
-BEGIN = "<!-- bench: docs/bench/table.py writes this part once there are stored runs -->\n"
-END = "<!-- /bench -->\n"
+sys.path.insert(0, str(FOLDER))
+
+from targets import DEVICES  # noqa: E402
+
 HEADER = (
     "| device, driver | program | model | prompt + answer | prompt tokens/s | answer tokens/s | first token, s "
     "| host, us a dispatch: back to back / after a pause / beside a busy thread | run |\n"
     "|--|--|--|--|--:|--:|--:|--:|--|\n"
 )
+BACKENDS = {"wgpu": "wgpu ", "dawn": "wgpudawn "}  # how the field "backend" of a run begins
 
 
 def number(value: float | None) -> str:
@@ -24,12 +27,17 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def stored() -> dict[str, dict[str, Any]]:
+    """Name -> run, for every stored run."""
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))}
+
+
 def rows(name: str, run: dict[str, Any]) -> str:
     """The lines of one stored run: one a model, or one where only recording was measured."""
     record = next((r for r in run.get("record", []) if r["bindings"] == 4), None)
     cost = " / ".join(number(record[key]) for key in ("us", "paused_us", "busy_us")) if record else ""
     where = f"{run['device']}, {run['driver']}" if run.get("driver") else run["device"]
-    program = run.get("peer") or run["backend"]
+    program = run.get("backend") or run["peer"]
     decodes = run.get("decode") or {}
     lines = ""
     for decode in decodes if isinstance(decodes, list) else [decodes]:
@@ -41,18 +49,57 @@ def rows(name: str, run: dict[str, Any]) -> str:
 
 
 def table() -> str:
-    """The table of all stored runs; empty while there are none."""
-    files = sorted(FOLDER.glob("*.json"))
-    body = "".join(rows(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files)
+    """The table of tokens and dispatches of all stored runs; empty while there are none."""
+    body = "".join(rows(name, run) for name, run in stored().items())
     return HEADER + body if body else ""
 
 
+def targets() -> str:
+    """What was aimed at and what was reached, a table a device; empty while no run has rows."""
+    text = ""
+    for device, wanted in DEVICES.items():
+        runs = {backend: latest(device, start) for backend, start in BACKENDS.items()}
+        if not any(runs.values()):
+            continue
+        text += f"| {device} | aim at least | wgpu | Dawn |\n|--|--:|--:|--:|\n"
+        for target in wanted:
+            cells = [cell(target, backend, runs[backend]) for backend in BACKENDS]
+            text += f"| {target.text} | {number(target.wanted)} {target.unit} | {' | '.join(cells)} |\n"
+        text += "\n"
+    return text
+
+
+def latest(device: str, start: str) -> dict[str, Any]:
+    """The run of a device and backend that has rows, or {}: there is one at most (the last by name)."""
+    found: dict[str, Any] = {}
+    for run in stored().values():
+        if device in run["device"] and run.get("backend", "").startswith(start) and run.get("rows"):
+            found = run
+    return found
+
+
+def cell(target: Any, backend: str, run: dict[str, Any]) -> str:
+    """The figure, how many rows it is the least of, and whether it is enough."""
+    if backend not in target.backends or not run:
+        return ""
+    if (found := target.found(run)) is None:
+        return "not measured"
+    value, count = found
+    text = number(value) + (f" (least of {count})" if count > 1 else "")
+    return text if value >= target.wanted else f"*{text}*"
+
+
+PARTS = {
+    "<!-- bench: docs/bench/table.py writes this part once there are stored runs -->\n": ("<!-- /bench -->\n", table),
+    "<!-- targets: docs/bench/table.py writes this part too -->\n": ("<!-- /targets -->\n", targets),
+}
+
+
 def main() -> int:
-    text, new = README.read_text(encoding="utf-8"), table()
-    if not new:
-        return 0
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    wanted = text[:start] + new + text[end:]
+    text = wanted = README.read_text(encoding="utf-8")
+    for begin, (end, make) in PARTS.items():
+        start, stop = wanted.index(begin) + len(begin), wanted.index(end)
+        wanted = wanted[:start] + make() + wanted[stop:]
     if "--check" in sys.argv:
         return int(text != wanted)
     README.write_text(wanted, encoding="utf-8")
