@@ -32,12 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE",
         help="with --family: these shapes instead of the standard ones, as m=4096,n=4096,k=4096,dtype=f16",
     )
-    parser.add_argument("--model", metavar="NAME|PATH", help="the shapes of this model instead of the standard ones")
+    parser.add_argument(
+        "--model",
+        metavar="NAME|PATH",
+        help="the shapes of this model instead of the standard ones; also synthetic:NAME, as in bench",
+    )
     parser.add_argument("--budget", type=float, metavar="S", help="seconds of running a shape class; default 1.5")
     parser.add_argument(
         "--backends",
         action="store_true",
-        help="instead: which WebGPU implementation is faster here, with --model M (default smollm2, if it is fetched)",
+        help="instead: which WebGPU implementation is faster here, by the speed of --model M, default smollm2",
     )
     parser.add_argument("--show", action="store_true", help="only show what is known of this device")
     parser.add_argument("--clear", action="store_true", help="forget what is known of this device")
@@ -140,21 +144,15 @@ def _value(text: str, name: str, value: str, like: Any) -> Any:
 
 def _model_work(device: Device, model: str, family: str | None) -> Work:
     """What the families are asked for while the model reads prompts of several lengths and answers."""
-    from apps.pull import locate
-    from nn.generate.options import SamplingOptions
-    from nn.llm import LLM
+    from apps import workloads
 
     only = None if family is None else _family(family).name
-    path = locate(model)
-    with term.Bar("loading") as bar:
-        llm = LLM(path, device=device, progress=lambda what, done, total: bar.update(done, total))
+    lengths = PROMPTS[device.caps.kind]
+    engine = workloads.open_engine(device, model, 2 * max(lengths))
     with device.tuner.watched() as met:
-        _ = llm.engine.decode_plan  # an answer may end before it is needed
-        for length in PROMPTS[device.caps.kind]:
-            llm.engine.reset()
-            ids = [i % llm.config.vocab for i in range(min(length, llm.context - 2))]
-            for _ in llm.generate(ids, SamplingOptions(max_tokens=2, temperature=0.0)):
-                pass
+        for length in lengths:
+            workloads.read_and_write(engine, length, 2)
+        _ = engine.decode_plan  # an answer of one token does not need it
     return [(f, shape) for f, shape in met if only in (None, f.name)]
 
 
@@ -231,9 +229,8 @@ def _clear(device: Device) -> int:
 def _backends(args: argparse.Namespace) -> int:
     """Time the workloads through both implementations and remember which is faster."""
     from apps import workloads
-    from apps.pull import locate
+    from apps.bench.llm import stand_in
     from gpu import Device, backend_choice
-    from nn.io import registry
 
     missing = [name for name in ("wgpu", "dawn") if name not in backend_choice.installed()]
     if missing:
@@ -242,9 +239,9 @@ def _backends(args: argparse.Namespace) -> int:
         )
     with Device.open(args.device, backend="wgpu") as device:
         adapter = device.caps.name
-    path = locate(args.model) if args.model else registry.resolve("smollm2")
+    model = args.model or stand_in("smollm2")
     with term.tidied(), term.Bar("comparing wgpu and dawn", unit="runs") as bar:
-        seconds, failed = workloads.compare(None if path is None else str(path), args.device, bar.update)
+        seconds, failed = workloads.compare(model, args.device, bar.update)
     table = backend_choice.remember(adapter, seconds)
     entries = {e.shape_class: e for e in table.values()}
     rows = [
@@ -257,18 +254,20 @@ def _backends(args: argparse.Namespace) -> int:
         if any(name in s for s in seconds.values())
     ]
     if args.json:
-        print(json.dumps({"adapter": adapter, "workloads": rows, "failed": failed}, indent=2, ensure_ascii=False))
+        print(
+            json.dumps(
+                {"adapter": adapter, "model": model, "workloads": rows, "failed": failed}, indent=2, ensure_ascii=False
+            )
+        )
         return 0
     cells = [
         (r["workload"], *(_milliseconds(r["seconds"].get(name)) for name in ("wgpu", "dawn")), r["winner"] or "-")
         for r in rows
     ]
-    print(adapter)
+    print(f"{adapter}, {model}")
     print(term.table(cells, header=("workload", "wgpu, ms", "dawn, ms", "taken"), right=(1, 2)))
     for name, why in failed.items():
         print(f"{name} gave no result: {why}")
-    if path is None:
-        print("Only products were compared: --model M, or anygpu pull smollm2, adds prompts and answers.")
     return 0
 
 

@@ -1,6 +1,6 @@
 """How long this device takes for what people do with it, through one WebGPU implementation, or through each in turn.
 
-`python -m apps.workloads MODEL|- [ADAPTER]` prints one object, seconds by workload (gpu.backend_choice.WORKLOADS).
+`python -m apps.workloads MODEL [ADAPTER]` prints one object, seconds by workload (gpu.backend_choice.WORKLOADS).
 """
 
 from __future__ import annotations
@@ -12,46 +12,67 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from apps import term
+
 if TYPE_CHECKING:
     from gpu import Device
+    from nn.generate.engine import Engine, Timings
 
 CHAT = (128, 256)  # tokens read and written
 RUNS = 4  # the best counts, the first is for compiling
 LIMIT = 300.0  # seconds that one implementation may take
 
 
-def measure(device: Device, model: str | None) -> dict[str, float]:
-    """Seconds of each workload; those that read and write tokens only with a model."""
-    found = {} if model is None else _language(device, model)
+def measure(device: Device, model: str) -> dict[str, float]:
+    """Seconds of each workload. model: a name, a path, or synthetic:NAME."""
+    found = _language(device, model)
     if device.caps.f16:
         found["gemm_f16"] = _product(device)
     return found
 
 
-def _language(device: Device, model: str) -> dict[str, float]:
-    """A prompt, an answer after the first token, and a chat made of both; with the model's own tokens, never ending."""
-    from nn.generate.engine import Engine, Timings
-    from nn.generate.options import SamplingOptions
-    from nn.models.load import ModelFile, load_model
+def open_engine(device: Device, model: str, tokens: int) -> Engine:
+    """A model's engine for so many tokens, or as many as it takes; its weights come from a file or from nowhere."""
+    from apps.bench.llm import open_model
+    from nn.generate.engine import Engine
+    from nn.models.load import load_model
 
-    length, tokens = (512, 128) if device.caps.kind == "gpu" else (32, 8)
-    file = ModelFile(model)
+    file = open_model(model)
     try:
-        length = min(length, file.config.context_max // 2)
-        tokens = min(tokens, file.config.context_max - length - 1)
-        engine = Engine(load_model(file, device, context=length + tokens + 1))
-        ids = [(7 * i + 3) % file.config.vocab for i in range(length)]
+        with term.Bar("loading") as bar:
+            return Engine(
+                load_model(
+                    file,
+                    device,
+                    context=min(tokens, file.config.context_max),
+                    progress=lambda done, total: bar.update(done, total),
+                )
+            )
     finally:
         file.close()
-    reads, writes = [], []
-    for _ in range(RUNS):
-        engine.reset()
-        timings = Timings()
-        for _ in engine.generate(ids, SamplingOptions(temperature=0.0, max_tokens=tokens), timings):
-            pass
-        reads.append(timings.prompt_seconds / length)
-        writes.append(timings.answer_seconds / max(1, timings.answer_tokens - 1))
-    read, write = min(reads[1:]), min(writes[1:])
+
+
+def read_and_write(engine: Engine, length: int, tokens: int) -> Timings:
+    """A made-up prompt of so many tokens and the most likely answer, as far as the context goes, never ending early."""
+    from nn.generate.engine import Timings
+    from nn.generate.options import SamplingOptions
+
+    length = min(length, engine.model.context // 2)
+    timings, options = Timings(), SamplingOptions(temperature=0.0, max_tokens=min(tokens, length))
+    engine.reset()
+    ids = [(7 * i + 3) % engine.model.config.vocab for i in range(length)]
+    for _ in engine.generate(ids, options, timings):
+        pass
+    return timings
+
+
+def _language(device: Device, model: str) -> dict[str, float]:
+    """A prompt, an answer after the first token, and a chat made of both."""
+    length, tokens = (512, 128) if device.caps.kind == "gpu" else (32, 8)
+    engine = open_engine(device, model, 2 * length)
+    timings = [read_and_write(engine, length, tokens) for _ in range(RUNS)][1:]
+    read = min(t.prompt_seconds / t.prompt_tokens for t in timings)
+    write = min(t.answer_seconds / max(1, t.answer_tokens - 1) for t in timings)
     return {"chat": CHAT[0] * read + CHAT[1] * write, "prompt": length * read, "decode": write}
 
 
@@ -71,7 +92,7 @@ def _product(device: Device) -> float:
 
 
 def compare(
-    model: str | None, adapter: str | None, progress: Callable[[int, int], None]
+    model: str, adapter: str | None, progress: Callable[[int, int], None]
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     """Seconds by implementation and workload, each the better of two processes in turns; and why one gave nothing."""
     from gpu.backend import NAMES
@@ -96,9 +117,9 @@ def compare(
     return best, failed
 
 
-def _in_a_process(backend: str, model: str | None, adapter: str | None) -> dict[str, float]:
+def _in_a_process(backend: str, model: str, adapter: str | None) -> dict[str, float]:
     """Each in a process of its own: two implementations in one would share its allocations and threads."""
-    command = [sys.executable, "-m", "apps.workloads", model or "-", *([adapter] if adapter else [])]
+    command = [sys.executable, "-m", "apps.workloads", model, *([adapter] if adapter else [])]
     environment = {**os.environ, "ANYGPU_BACKEND": backend}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -115,7 +136,7 @@ def main(argv: list[str]) -> int:
 
     model, *adapter = argv
     with Device.open(adapter[0] if adapter else None) as device:
-        print(json.dumps(measure(device, None if model == "-" else model)))
+        print(json.dumps(measure(device, model)))
     return 0
 
 

@@ -54,7 +54,7 @@ def plan_for(kind: str, *, model: str | None, prompt: int | None, tokens: int | 
         models: Sequence[str] = model.split(",")
     else:
         models = [
-            *map(_or_stand_in, STAND_INS if gpu else ("smollm2",)),
+            *map(stand_in, STAND_INS if gpu else ("smollm2",)),
             *([f"{SYNTHETIC}llama-7b-q4_0"] if gpu else []),
         ]
     return Plan(
@@ -66,7 +66,8 @@ def plan_for(kind: str, *, model: str | None, prompt: int | None, tokens: int | 
     )
 
 
-def _or_stand_in(name: str) -> str:
+def stand_in(name: str) -> str:
+    """The model, or one with its shapes and random weights where its file is not in the cache."""
     from nn.io import registry
 
     return name if registry.resolve(name) is not None else SYNTHETIC + STAND_INS[name]
