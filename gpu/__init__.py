@@ -4,7 +4,9 @@ from gpu.device import AdapterInfo, Capabilities, Device, list_adapters
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, NoAdapter, OutOfMemory, ShaderError
 from gpu.kernel import Kernel
 from gpu.memory import Buffer, Counters, Pending
+from gpu.profile import Stopwatch
 from gpu.recorder import Plan, Recorder
+from gpu.tracing import Profile, profile
 from gpu.tune import Family, Result, Trial
 from gpu.work import Cost, Scope
 
@@ -24,10 +26,13 @@ __all__ = [
     "OutOfMemory",
     "Pending",
     "Plan",
+    "Profile",
     "Recorder",
     "Result",
     "Scope",
     "ShaderError",
+    "Stopwatch",
     "Trial",
     "list_adapters",
+    "profile",
 ]

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu.profile import Stopwatch
+
 if TYPE_CHECKING:
     from gpu.device import Device
     from gpu.recorder import Plan, Recorder
@@ -77,7 +79,7 @@ def _flops(device: Device, *, fused: int) -> float:
 
         return _planned(device, one)
 
-    rounds, least = 1, LEAST_SECONDS[device.caps.kind]
+    rounds, least, seconds_of = 1, LEAST_SECONDS[device.caps.kind], Stopwatch(device).seconds
     seconds_of(plan(1))  # the first run may include compilation by the driver
     while (took := seconds_of(plan(rounds))) < least:
         rounds = min(4 * rounds, int(rounds * 1.5 * least / max(took, 1e-9)) + 1)
@@ -99,9 +101,9 @@ def _copy(device: Device) -> float:
         for a, b in ((x, out), (out, x)):
             record(kernel, -(-n // (WG * SPAN)), x=a, out=b, n=n, rounds=0, scale=0.0, shift=0.0)
 
-    plan = _planned(device, there_and_back)
+    plan, seconds_of = _planned(device, there_and_back), Stopwatch(device).seconds
     seconds_of(plan)
-    best = min(seconds_of(plan, repeats=2) for _ in range(RUNS))
+    best = min(seconds_of(plan, runs=2) for _ in range(RUNS))
     return 4 * size / best
 
 
@@ -114,7 +116,7 @@ def _launch(device: Device) -> float:
         for _ in range(TICKS):
             record(kernel, 1, out=out)
 
-    plan = _planned(device, ticks)
+    plan, seconds_of = _planned(device, ticks), Stopwatch(device).seconds
     seconds_of(plan)
     return float(np.median([seconds_of(plan) for _ in range(RUNS)])) / TICKS
 
@@ -123,39 +125,3 @@ def _planned(device: Device, fill: Callable[[Recorder], Any]) -> Plan:
     record = device.recorder()
     fill(record)
     return record.plan()
-
-
-def seconds_of(plan: Plan, *, repeats: int = 1) -> float:
-    """Seconds of one replay on the device: `repeats` of them in one compute pass between two timestamps, divided.
-
-    Without timestamps: by the host's clock, from submit to done, the submit's own cost included.
-    """
-    device = plan.device
-    if not device.caps.timestamps:
-        device.wait()
-        start = time.perf_counter()
-        for _ in range(repeats):
-            plan.replay()
-        device.wait()
-        return (time.perf_counter() - start) / repeats
-    module, raw = device.backend.module, device.raw
-    device.require_open()
-    with device.backend.errors("timing"):
-        queries = raw.create_query_set(type="timestamp", count=2)
-        usage = module.BufferUsage
-        resolved = raw.create_buffer(size=256, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
-        encoder = raw.create_command_encoder()
-        writes = {"query_set": queries, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
-        compute = encoder.begin_compute_pass(timestamp_writes=writes)
-        for _ in range(repeats):
-            for kernel, groups, counts in zip(plan.kernels, plan.groups, plan.counts):
-                compute.set_pipeline(kernel.pipeline)
-                for index, group in enumerate(groups):
-                    compute.set_bind_group(index, group)
-                compute.dispatch_workgroups(*counts)
-        compute.end()
-        encoder.resolve_query_set(queries, 0, 2, resolved, 0)
-        device.backend.submit(raw, encoder.finish())
-        ticks = np.frombuffer(device.memory.read_raw(resolved, 0, 16), np.uint64)
-        period = device.backend.timestamp_period(raw)
-    return float(int(ticks[1]) - int(ticks[0])) * period * 1e-9 / repeats

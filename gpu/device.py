@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +21,10 @@ from gpu.native import DirectCalls, PublicCalls
 from gpu.probe import probe_calls, probe_features
 from gpu.recorder import Recorder
 from gpu.tune import Tuner
+from gpu.work import watched
+
+if TYPE_CHECKING:
+    from gpu.tracing import Profile
 
 # The limits every WebGPU implementation gives (the specification's defaults); ANYGPU_LIMITS=default asks for no more.
 DEFAULT_LIMITS = {
@@ -181,6 +186,8 @@ class Device:
     Use `Device.open`. A device is not thread-safe: one thread records and submits.
     """
 
+    _all: ClassVar[weakref.WeakSet[Device]] = weakref.WeakSet()
+
     def __init__(
         self, backend: Backend, raw: Any, adapter: AdapterInfo, caps: Capabilities, *, why: str, canary: bool
     ) -> None:
@@ -189,6 +196,8 @@ class Device:
         self.closed = False
         self.fold_at = caps.max_workgroups  # grids of one number above it are folded into rows; checks lower it
         self.counters = Counters()
+        self.profile: Profile | None = None  # who watches: gpu.profile
+        self._all.add(self)
         self.memory = Memory(self, canary=canary)
         self.kernels = KernelCache(self)
         self.tuner = Tuner(self)
@@ -288,6 +297,11 @@ class Device:
             logging.getLogger("anygpu").warning("anygpu: no GPU found, running on the CPU through %s", adapter.name)
         return device
 
+    @classmethod
+    def all_open(cls) -> list[Device]:
+        """The devices of this process that are open."""
+        return [device for device in cls._all if not device.closed]
+
     # Memory ------------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int) -> Buffer:
@@ -351,7 +365,7 @@ class Device:
     def wait(self) -> None:
         """Block until everything submitted is done. Raises what the driver reports meanwhile."""
         self.require_open()
-        with self.backend.errors("wait"):
+        with self.backend.errors("wait"), watched(self, "wait"):
             self.backend.wait(self.raw)
         self.require_open()
 

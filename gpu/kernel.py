@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpu import matrix, wgsl
 from gpu.errors import DeviceLost, GpuError, LimitExceeded, OutOfMemory, ShaderError
 from gpu.native import MAX_GROUPS
+from gpu.work import watched
 
 if TYPE_CHECKING:
     from gpu.device import Device
@@ -183,7 +184,8 @@ class KernelCache:
         device = self._device()
         if device is None:
             raise DeviceLost(f"{label}: the device is gone; open a new Device")
-        return Kernel(device, source, entry, label)
+        with watched(device, "compile", kernel=label):
+            return Kernel(device, source, entry, label)
 
     def clear(self) -> None:
         self._kernels.clear()

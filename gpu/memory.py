@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu.errors import GpuError, LimitExceeded, OutOfMemory
+from gpu.work import watched
 
 if TYPE_CHECKING:
     from gpu.device import Device
@@ -268,7 +269,7 @@ class Memory:
             data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
         device = self.device
         device.require_open()
-        with device.backend.errors("upload"):
+        with device.backend.errors("upload"), watched(device, "upload", bytes=int(data.size)):
             for start in range(0, data.size, UPLOAD_CHUNK):
                 chunk = data[start : start + UPLOAD_CHUNK]
                 device.raw.queue.write_buffer(buffer.raw, buffer.offset + offset + start, chunk)
@@ -378,7 +379,7 @@ class Pending:
         if staging is None:
             raise GpuError("read back: this result was already fetched; keep the bytes")
         self._staging = None
-        with device.backend.errors("read back"):
+        with device.backend.errors("read back"), watched(device, "wait", bytes=staging.nbytes):
             data = device.backend.finish_map(device.raw, staging.raw, self._token, self._submission, staging.padded)
         self._memory.return_staging(staging)
         return data[: staging.nbytes]

@@ -10,7 +10,9 @@ finds that the direct calls do not work (another version of the binding, another
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Counts = tuple[int, int, int]
@@ -26,6 +28,7 @@ _FUNCTIONS = {
     "wgpuComputePassEncoderDispatchWorkgroups": None,
     "wgpuComputePassEncoderEnd": None,
     "wgpuCommandEncoderCopyBufferToBuffer": None,
+    "wgpuCommandEncoderResolveQuerySet": None,
     "wgpuCommandEncoderFinish": ctypes.c_void_p,
     "wgpuComputePassEncoderRelease": None,
     "wgpuCommandEncoderRelease": None,
@@ -34,6 +37,15 @@ _FUNCTIONS = {
     "wgpuQueueSubmit": None,
     "wgpuQueueSubmitForIndex": ctypes.c_uint64,  # wgpu-native: a wait can end with this submission
 }
+
+
+@dataclass
+class TimestampPasses:
+    """Descriptions of compute passes that write timestamps, and the query set; `keep` is what they point into."""
+
+    descriptions: Sequence[Any]
+    queries: Any
+    keep: Any = None
 
 
 class DirectCalls:
@@ -57,6 +69,7 @@ class DirectCalls:
         self._dispatch = held("wgpuComputePassEncoderDispatchWorkgroups")
         self._end_pass = held("wgpuComputePassEncoderEnd")
         self._copy = held("wgpuCommandEncoderCopyBufferToBuffer")
+        self._resolve = held("wgpuCommandEncoderResolveQuerySet")
         self._finish = held("wgpuCommandEncoderFinish")
         self._release_pass = held("wgpuComputePassEncoderRelease")
         self._release_encoder = held("wgpuCommandEncoderRelease")
@@ -107,16 +120,70 @@ class DirectCalls:
             dispatch(compute, x, y, z)
         self._end_pass(compute)
         self._release_pass(compute)
+        index, _ = self._end(queue, encoder, copies)
+        return index
+
+    def timestamp_passes(self, queries: Any, count: int) -> TimestampPasses:
+        """Descriptions of `count` compute passes; pass i writes queries 2 i and 2 i + 1 where it begins and ends."""
+        ffi = self._ffi
+        writes = [
+            ffi.new(
+                "WGPUPassTimestampWrites *",
+                {"querySet": queries._internal, "beginningOfPassWriteIndex": 2 * i, "endOfPassWriteIndex": 2 * i + 1},
+            )
+            for i in range(count)
+        ]
+        descriptors = [ffi.new("WGPUComputePassDescriptor *", {"timestampWrites": w}) for w in writes]
+        addresses = [ctypes.c_void_p(int(ffi.cast("uintptr_t", d))) for d in descriptors]
+        return TimestampPasses(addresses, self.pointer(queries), (queries, writes, descriptors))
+
+    def run_timed(
+        self,
+        device: ctypes.c_void_p,
+        queue: ctypes.c_void_p,
+        batches: Sequence[Sequence[Command]],
+        passes: TimestampPasses,
+        resolved: ctypes.c_void_p,
+        copies: Sequence[tuple[ctypes.c_void_p, int, ctypes.c_void_p, int]] = (),
+    ) -> tuple[int | None, float]:
+        """As `run`, each of the batches in a pass of its own between timestamps, which are resolved into `resolved`.
+
+        Each batch is compiled by itself. Returns the index, and perf_counter at the submit.
+        """
+        none, zero = None, ctypes.c_size_t(0)
+        encoder = ctypes.c_void_p(self._create_encoder(device, none))
+        for batch, description in zip(batches, passes.descriptions):
+            compute = ctypes.c_void_p(self._begin_pass(encoder, description))
+            for pipeline, group0, group1, x, y, z in batch:
+                if pipeline is not None:
+                    self._set_pipeline(compute, pipeline)
+                self._set_group(compute, 0, group0, zero, none)
+                if group1 is not None:
+                    self._set_group(compute, 1, group1, zero, none)
+                self._dispatch(compute, x, y, z)
+            self._end_pass(compute)
+            self._release_pass(compute)
+        if batches:
+            self._resolve(encoder, passes.queries, 0, 2 * len(batches), resolved, ctypes.c_uint64(0))
+        return self._end(queue, encoder, copies)
+
+    def _end(
+        self,
+        queue: ctypes.c_void_p,
+        encoder: ctypes.c_void_p,
+        copies: Sequence[tuple[ctypes.c_void_p, int, ctypes.c_void_p, int]],
+    ) -> tuple[int | None, float]:
+        """Copy, finish, submit. Returns the index, and perf_counter at the submit."""
         for source, offset, target, nbytes in copies:
             self._copy(encoder, source, ctypes.c_uint64(offset), target, ctypes.c_uint64(0), ctypes.c_uint64(nbytes))
-        finished = ctypes.c_void_p(self._finish(encoder, none))
-        index = None
+        finished = ctypes.c_void_p(self._finish(encoder, None))
+        index, submitted = None, time.perf_counter()
         if not self._failed():
             handles = (ctypes.c_void_p * 1)(finished)
             index = self._submit(queue, ctypes.c_size_t(1), handles)
         self._release_commands(finished)
         self._release_encoder(encoder)
-        return index
+        return index, submitted
 
 
 class PublicCalls:
@@ -141,6 +208,41 @@ class PublicCalls:
                 compute.set_bind_group(index, group)
             compute.dispatch_workgroups(*counts)
         compute.end()
+        self._end(queue, encoder, copies)
+
+    def timestamp_passes(self, queries: Any, count: int) -> TimestampPasses:
+        """As DirectCalls.timestamp_passes."""
+        names = ("beginning_of_pass_write_index", "end_of_pass_write_index")
+        return TimestampPasses(
+            [{"query_set": queries} | {name: 2 * i + j for j, name in enumerate(names)} for i in range(count)], queries
+        )
+
+    def run_timed(
+        self,
+        device: Any,
+        queue: Any,
+        batches: Sequence[Sequence[Any]],
+        passes: TimestampPasses,
+        resolved: Any,
+        copies: Sequence[Any] = (),
+    ) -> tuple[None, float]:
+        """As DirectCalls.run_timed."""
+        encoder = device.create_command_encoder()
+        for batch, description in zip(batches, passes.descriptions):
+            compute = encoder.begin_compute_pass(timestamp_writes=description)
+            for pipeline, groups, counts in batch:
+                compute.set_pipeline(pipeline)
+                for index, group in enumerate(groups):
+                    compute.set_bind_group(index, group)
+                compute.dispatch_workgroups(*counts)
+            compute.end()
+        if batches:
+            encoder.resolve_query_set(passes.queries, 0, 2 * len(batches), resolved, 0)
+        return None, self._end(queue, encoder, copies)
+
+    def _end(self, queue: Any, encoder: Any, copies: Sequence[Any]) -> float:
         for source, offset, target, nbytes in copies:
             encoder.copy_buffer_to_buffer(source, offset, target, 0, nbytes)
-        queue.submit([encoder.finish()])
+        finished, submitted = encoder.finish(), time.perf_counter()
+        queue.submit([finished])
+        return submitted

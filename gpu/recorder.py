@@ -184,6 +184,12 @@ class Plan:
     def __len__(self) -> int:
         return len(self.kernels)
 
+    def bound(self, index: int) -> tuple[tuple[str, int], ...]:
+        """Names and bytes of the buffers that a dispatch binds."""
+        return tuple(
+            (binding.name, self._buffers[index][binding.name].nbytes) for binding in self.kernels[index].storage
+        )
+
     def split(self, per_submit: int, *, first: int | None = None) -> None:
         """Send at most `per_submit` dispatches a submit from now on.
 
@@ -227,9 +233,15 @@ class Plan:
                 copies = ((calls.pointer(read[0].raw), read[0].offset, calls.pointer(staging.raw), staging.padded),)
             batches = self._batches or ([([], 0)] if copies else [])
             last = len(batches) - 1
-            index = None
+            index, done = None, 0
             for i, (compiled, count) in enumerate(batches):
-                index = calls.run(device.pointer, device.queue_pointer, compiled, copies if i == last else ())
+                ending = copies if i == last else ()
+                if device.profile is None:
+                    index = calls.run(device.pointer, device.queue_pointer, compiled, ending)
+                else:
+                    state = None if write is None else write[1]
+                    index = device.profile.run(self, done, compiled, ending, state=state)
+                done += count
                 device.counters.dispatches += count
                 device.counters.submits += 1
         if read is None:

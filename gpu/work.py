@@ -11,8 +11,13 @@ spread over the outer's other dispatches by their time.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu.device import Device
 
 
 @dataclass(frozen=True)
@@ -72,3 +77,11 @@ class Scope:
 
     def __repr__(self) -> str:
         return f"Scope({self.path + ': ' if self.path else ''}{self.name})"
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def watched(device: Device, name: str, **details: Any) -> contextlib.AbstractContextManager[Any]:
+    """A stretch of host time that a profile of the device shows, where there is one."""
+    return _NOTHING if device.profile is None else device.profile.span(name, **details)

@@ -16,7 +16,7 @@ from nn.graph.copy import TransposeStep
 from nn.graph.expr import Apply, Load, walk
 from nn.graph.fold import FoldStep
 from nn.graph.ir import Strided, name_of
-from nn.ops.base import DTYPES, Progress, Spec, stored_bytes
+from nn.ops.base import DTYPES, Op, Progress, Spec, stored_bytes
 
 if TYPE_CHECKING:
     from nn.graph.expr import Expr, Value
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 class StepScope(Scope):
     """The scope of one step of a program; `step` is a Step of nn/graph/fuse.py."""
 
-    __slots__ = ("step",)
+    __slots__ = ("op", "step")
 
     def __init__(self, step: Step, path: str) -> None:
         self.step, self.path, self.parent = step, path, None
+        node = getattr(step, "node", None)
+        self.op: Any = None if node is None else node.op  # kept here: a node whose value is known lets it go
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -42,11 +44,10 @@ class StepScope(Scope):
             return f"{step.op.kind}({inner})" if inner else step.op.kind
         if isinstance(step, TransposeStep):
             return "transpose"
-        node = getattr(step, "node", None)
-        if node is None:
+        if self.op is None:
             return type(step).__name__
-        name = name_of(node.op)
-        return snake(type(node.op).__name__) if name == type(node.op).__name__.lower() else name
+        name = name_of(self.op)
+        return snake(type(self.op).__name__) if name == type(self.op).__name__.lower() else name
 
     @property
     def kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -57,8 +58,7 @@ class StepScope(Scope):
             return "reduction"
         if isinstance(step, TransposeStep):
             return "movement"
-        node = getattr(step, "node", None)
-        return node.op.group if node is not None else "other"
+        return "other" if self.op is None else self.op.group
 
     @property
     def operands(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -70,7 +70,7 @@ class StepScope(Scope):
 
     def cost(self, state: bytes | None = None) -> Cost:
         """The step's work; `state` is a struct Step (nn/ops/base.py), which tells attention how far the cache goes."""
-        return cost_of(self.step, Progress.of(state))
+        return cost_of(self.step, self.op, Progress.of(state))
 
 
 def snake(name: str) -> str:
@@ -96,8 +96,8 @@ def result_specs(step: Step) -> list[Spec]:
     return [value.spec for value in (step.writes if results is None else results)]
 
 
-def cost_of(step: Step, progress: Progress | None = None) -> Cost:
-    """The work of one step."""
+def cost_of(step: Step, op: Op | None, progress: Progress | None = None) -> Cost:
+    """The work of one step; `op` is what a KernelStep runs."""
     if isinstance(step, MapStep):
         count = math.prod(step.at.shape)
         written = count * DTYPES[step.value.spec.dtype][0]
@@ -110,10 +110,9 @@ def cost_of(step: Step, progress: Progress | None = None) -> Cost:
         if step.body is None:
             return Cost(elements, elements * width_of(step.reads[0]), written)
         return Cost(elements * (1 + operations(step.body.expr)), read_bytes(step.body.expr.loads), written)
-    node: Any = getattr(step, "node", None)
-    if node is None:
+    if op is None:
         return Cost(0, sum(stored_bytes(v.spec) for v in step.reads), sum(stored_bytes(v.spec) for v in step.writes))
-    return node.op.cost(operand_specs(step), result_specs(step), progress)
+    return op.cost(operand_specs(step), result_specs(step), progress)
 
 
 def operations(expr: Expr) -> int:

@@ -45,6 +45,7 @@ class MatMul(Op):
     trans_b: bool = False
     bias: bool = False
     group = "linear"
+    name = "matmul"
 
     def infer(self, *inputs: Spec) -> Spec:
         a, b, *rest = inputs
