@@ -164,9 +164,8 @@ class _Loader:
 
     def matrices(self, *names: str) -> tuple[Tensor, ...]:
         specs = [self.file.spec(name) for name in names]
-        format = common_format({spec.dtype for spec in specs})
-        mixed = len({spec.dtype for spec in specs}) > 1
-        if format is None or (mixed and sum(spec.size for spec in specs) > WIDENED_WEIGHTS):
+        format = joint_format(specs)
+        if format is None:
             return tuple(Tensor(self._upload((name,), self.file.spec(name).dtype), self.device) for name in names)
         return (Tensor(self._upload(names, format), self.device),)
 
@@ -185,6 +184,13 @@ class _Loader:
         self._done += self.file.source.nbytes(self.file.sources[name].name)
         if self._progress is not None:
             self._progress(min(self._done, self._total), self._total)
+
+
+def joint_format(specs: Sequence[Spec]) -> str | None:
+    """The format in which these matrices of one layer are stored as one; None: each on its own."""
+    kinds = {spec.dtype for spec in specs}
+    few = len(kinds) == 1 or sum(spec.size for spec in specs) <= WIDENED_WEIGHTS
+    return common_format(kinds) if few else None
 
 
 def parse_memory(text: str | float, total: int) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nn.models.config import ConfigError, ModelConfig, Rope, kv_bytes, tensor_table
+from nn.models.load import joint_format
 from nn.ops.base import Spec
 from nn.quant.fill import random_weight, uniform
 from nn.quant.formats import FORMATS
@@ -153,19 +154,21 @@ class _Maker:
         return Tensor(array)
 
     def matrices(self, *names: str) -> tuple[Tensor, ...]:
-        """One weight with the rows of all names, or one a name where their formats differ."""
+        """One weight with the rows of all names, or one a name, as a file's would be stored."""
         specs = [self.model.spec(name) for name in names]
-        alike = len({spec.dtype for spec in specs}) == 1
-        groups = [list(zip(names, specs))] if alike else [[pair] for pair in zip(names, specs)]
-        made = []
-        for group in groups:
-            rows, cols = sum(spec.shape[0] for _, spec in group), group[0][1].shape[1]
-            std = 1.0 / math.sqrt(cols)
-            weight = random_weight(self.device, (rows, cols), group[0][1].dtype, seed=self._seed(group[0][0]), std=std)
-            made.append(Tensor(weight, self.device))
-            for name, _ in group:
-                self._count(name)
-        return tuple(made)
+        format = joint_format(specs)
+        if format is None:
+            return tuple(self._make((name,), spec.dtype) for name, spec in zip(names, specs))
+        return (self._make(names, format),)
+
+    def _make(self, names: Sequence[str], format: str) -> Tensor:
+        shapes = [self.model.shapes[name] for name in names]
+        rows, cols = sum(shape[0] for shape in shapes), shapes[0][1]
+        seed = self._seed(names[0])
+        weight = random_weight(self.device, (rows, cols), format, seed=seed, std=1.0 / math.sqrt(cols))
+        for name in names:
+            self._count(name)
+        return Tensor(weight, self.device)
 
     def _seed(self, name: str) -> int:
         return self.model.seed * 1_000_003 + 104_729 * (self._order[name] + 1)
