@@ -34,6 +34,7 @@ class Recorder:
         self._commands: list[tuple[Kernel, dict[str, Buffer], tuple[int, int, int]]] = []
         self._params: list[bytes] = []
         self._keep: list[Buffer] = []
+        self._scratch: dict[str, Buffer] = {}
         self._scopes: list[Scope | None] = []
         self._scope: Scope | None = None
 
@@ -80,6 +81,13 @@ class Recorder:
         self._keep.append(buffer)
         return buffer
 
+    def scratch(self, name: str, nbytes: int) -> Buffer:
+        """As `temp`, but shared by all who ask for this name: what they leave in it lasts until the next one asks."""
+        buffer = self._scratch.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._scratch[name] = self.temp(nbytes)
+        return buffer
+
     def keep(self, buffer: Buffer) -> None:
         """Hold a reference to a buffer for as long as this recording lives."""
         self._keep.append(buffer)
@@ -96,6 +104,7 @@ class Recorder:
         """
         plan = Plan(self.device, self._commands, self._params, self._keep, scopes=self._scopes, per_submit=per_submit)
         self._commands, self._params, self._keep, self._scopes = [], [], [], []
+        self._scratch = {}
         return plan
 
     def _counts(self, kernel: Kernel, grid: Grid) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 from nn.check.base import Case, Outcome
 from nn.ops.base import Array
 from nn.ops.matmul import MatMul, record_matmul
-from nn.ops.matmul_variants import EVERY, SERIAL, TILED, Variant
+from nn.ops.matmul_variants import EVERY, PACKED, SERIAL, TILED, Variant
 
 if TYPE_CHECKING:
     from gpu import Device
@@ -84,13 +84,21 @@ def _small_integers(device: Device, rng: np.random.Generator, *, chosen: Variant
         yield Outcome(np.array([got[0, 1], got[31, 31], got.sum()]), np.array([61.0, 62.0, 50013.0]), label="by hand")
 
 
+def _files(chosen: Variant) -> tuple[str, ...]:
+    return (chosen.path, "matmul/pack.wgsl" if chosen.path == PACKED else "matmul/dense.wgsl")
+
+
+def _needs(chosen: Variant | None) -> frozenset[str]:
+    return frozenset({"wide_subgroups"} if chosen is not None and chosen.path == PACKED else ())
+
+
 def cases() -> list[Case]:
     found: list[Case] = []
 
     def add(name: str, needs: frozenset[str] = frozenset(), **options) -> None:
         chosen = options["chosen"]
-        files = [chosen.path] if chosen else [TILED, SERIAL]
-        found.append(Case(name, partial(_product, **options), (*files, "matmul/dense.wgsl"), needs))
+        files = _files(chosen) if chosen else (TILED, SERIAL, "matmul/dense.wgsl")
+        found.append(Case(name, partial(_product, **options), files, needs | _needs(chosen)))
 
     for chosen in EVERY:
         label = chosen.name
@@ -110,7 +118,10 @@ def cases() -> list[Case]:
         name = f"matmul/matmul_bias: {label}, f16 17x65x19 B^T"
         add(name, frozenset({"f16"}), chosen=chosen, a=(17, 65), b=(65, 19), **f16)
         case = partial(_small_integers, chosen=chosen)
-        found.append(Case(f"matmul/matmul: {label}, small integers", case, (chosen.path, "matmul/dense.wgsl")))
+        found.append(Case(f"matmul/matmul: {label}, small integers", case, _files(chosen), _needs(chosen)))
+        if chosen.path == PACKED:  # pieces of k; an operand shared by all batches
+            add(f"matmul/matmul: {label}, 3x17x515x33", chosen=chosen, a=(3, 17, 515), b=(515, 33))
+            add(f"matmul/matmul: {label}, 2x3x9x260x5", chosen=chosen, a=(9, 260), b=(2, 3, 260, 5))
     for a, b in (
         ((3, 5, 7), (3, 7, 2)),
         ((5, 7), (3, 7, 2)),

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 REGISTER = {"f32": "f32", "f16": "f32", "i32": "i32", "u32": "u32", "bool": "bool"}  # what a kernel computes with
 STORED = {"f32": "f32", "f16": "f16", "i32": "i32", "u32": "u32", "bool": "u32"}
-WG = 64
+WG = {"cpu": 64, "gpu": 256}  # invocations a workgroup of a generated kernel
+STEPS = {1: 4, 4: 4, 8: 2, 16: 1}  # items an invocation handles, by bytes of the largest: enough to pay for its launch
 MAX_ELEMENTS = (1 << 32) - (1 << 24)  # u32 indices, with room for the overhang of a folded grid
 
 
@@ -223,8 +224,9 @@ class MapStep:
             keys = [(load.value, buffer.offset, buffer.nbytes) for load, (buffer, _) in zip(loads, cut)]
             positions = window[len(loads) : -1]
             out, out_view = cut_buffer(array_of(self.value).buffer, window[-1], sizes[-1], limit)
+            wg = WG[self.caps.kind]
             text, fields, names, group = generate(
-                self.body, keys, [v for _, v in cut], positions, out_view, self.value.spec.dtype
+                self.body, keys, [v for _, v in cut], positions, out_view, self.value.spec.dtype, wg=wg
             )
             kernel = record.device.kernel_source(text, "fused", label=f"fused {self.body.title}")
             record(
@@ -274,7 +276,7 @@ def cut_buffer(buffer: Any, view: Strided, size: int, limit: int) -> tuple[Any, 
 
 
 def generate(
-    body: Body, keys: list[Any], loads: list[Strided], positions: list[Strided], out: Strided, dtype: str
+    body: Body, keys: list[Any], loads: list[Strided], positions: list[Strided], out: Strided, dtype: str, *, wg: int
 ) -> tuple[str, dict[str, Any], list[str], int]:
     """Text of the kernel, its Params, names of the loads, and how many of the n items a workgroup handles.
 
@@ -304,7 +306,7 @@ def generate(
         shape, strides = coalesce(shape, strides)
     addresses = Addresses(shape, list(zip(strides, offsets)))
     declared, names = bindings(body, keys, flags[:count], 1)
-    group = WG if wide else 4 * WG  # one vector or four elements an invocation: launching more is what costs then
+    steps = STEPS[max(DTYPES[d][0] for d in (dtype, *(load.dtype for load in body.loads))) * (4 if wide else 1)]
     lines = addresses.coordinates("i", 0, len(shape))
     stored_type = STORED[dtype]
     element = f"vec4<{stored_type}>" if wide else stored_type
@@ -328,13 +330,16 @@ def generate(
         *declared,
         f"@group(0) @binding({len(declared) + 1}) var<uniform> p: Params;",
         *with_library(body.function()),
-        f"@compute @workgroup_size({WG})",
+        f"@compute @workgroup_size({wg})",
         "fn fused(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,",
         "         @builtin(local_invocation_index) lane: u32) {",
-        f"  let start = (wg.y * grid.x + wg.x) * {group}u;",
-        f"  for (var i = start + lane; i < min(start + {group}u, p.n); i += {WG}u) {{",
-        *(f"    {line}" for line in lines),
+        f"  let start = (wg.y * grid.x + wg.x) * {steps * wg}u + lane;",
+        f"  for (var step = 0u; step < {steps}u; step++) {{",
+        f"    let i = start + step * {wg}u;",
+        "    if (i < p.n) {",
+        *(f"      {line}" for line in lines),
+        "    }",
         "  }",
         "}",
     ]
-    return "\n".join(code), {name: value for name, _, value in fields}, names, group
+    return "\n".join(code), {name: value for name, _, value in fields}, names, steps * wg

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu import LimitExceeded, wgsl
-from nn.graph.codegen import MAX_ELEMENTS, REGISTER, STORED, WG, Addresses, Body, bindings, loaded, with_library
+from nn.graph.codegen import MAX_ELEMENTS, REGISTER, STORED, Addresses, Body, bindings, loaded, with_library
 from nn.graph.expr import Expr, Value, coalesce
 from nn.graph.ir import Reduce
 from nn.ops.base import Spec
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BUSY = 1 << 16  # invocations that keep a large GPU busy
 WORKGROUPS = 528  # of 256 invocations that do: four for each core of an H200
+NARROW = 32  # neighbouring columns that make a whole line of a cache
 EMPTY: dict[str, float | int | bool] = {"sum": 0, "prod": 1, "mean": math.nan, "any": False, "all": True}
 
 
@@ -161,16 +162,20 @@ def variants(caps: Capabilities, matrix: Matrix) -> list[FoldVariant]:
 def default(caps: Capabilities, matrix: Matrix, rows: int, cols: int) -> FoldVariant:
     """Rows or columns by what lies along memory; as many invocations an output as keep a large GPU busy."""
     if caps.kind != "gpu":
-        return FoldVariant("fold_serial", wg=WG)
+        return FoldVariant("fold_serial")
     wg = 256
     last_row, last_col = len(matrix.outer) - 1, len(matrix.outer) + len(matrix.inner) - 1
     along = bool(matrix.inner) and matrix.runs(last_col)
     if not along and matrix.outer and (matrix.runs(last_row) or rows >= 1024):
         pack = 4 if matrix.packs(last_row) else 1
-        return FoldVariant("fold_columns", pack, power(rows // pack, 32), wg)
+        packs, wide = -(-rows // pack), 1 << (min(caps.max_invocations, 1024).bit_length() - 1)
+        narrow = NARROW // pack
+        if packs >= 96 * narrow and wide * 4 * pack * (1 + matrix.single) <= caps.max_workgroup_bytes:
+            return FoldVariant("fold_columns", pack, narrow, wide)  # enough workgroups without cutting columns
+        return FoldVariant("fold_columns", pack, power(packs, 32), wg)
     pack = 4 if matrix.inner and matrix.packs(last_col) else 1
     packs = cols // pack
-    lanes = power(packs // 8, wg)
+    lanes = power(packs // 4, wg)
     while rows * lanes < BUSY and lanes < min(wg, packs):
         lanes *= 2
     return FoldVariant("fold_rows", pack, lanes, wg if rows * lanes >= BUSY else max(lanes, 64), caps.subgroups)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpu.work import Cost
 from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, stored_bytes
+from nn.ops.matmul_packed import record_packed
 from nn.ops.matmul_tune import MATMUL
-from nn.ops.matmul_variants import Shape, Variant
+from nn.ops.matmul_variants import PACKED, Shape, Variant
 from nn.tensor import Tensor, add_methods, apply
 
 if TYPE_CHECKING:
@@ -114,15 +115,18 @@ def record_matmul(
     inner = [(1, 0, 0)] * (2 - len(axes)) + axes[-2:]
     (size_0, a_0, b_0), (size_1, a_1, b_1) = inner
     for index, (a_offset, b_offset) in enumerate(_offsets(axes[:-2])):
-        record(
-            kernel,
-            grid=size_0 * size_1 * -(-m // chosen.rows) * -(-n // chosen.cols),
-            m=m, n=n, k=k, batches=size_0 * size_1, size_1=size_1,
-            a_offset=a_offset, a_row=1 if trans_a else k, a_col=m if trans_a else 1, a_batch_0=a_0, a_batch_1=a_1,
-            b_offset=b_offset, b_row=1 if trans_b else n, b_col=k if trans_b else 1, b_batch_0=b_0, b_batch_1=b_1,
-            out_offset=index * size_0 * size_1 * m * n,
-            **buffers,
-        )  # fmt: skip
+        sizes = {
+            "m": m, "n": n, "k": k, "batches": size_0 * size_1, "size_1": size_1,
+            "a_offset": a_offset, "a_row": 1 if trans_a else k, "a_col": m if trans_a else 1,
+            "a_batch_0": a_0, "a_batch_1": a_1,
+            "b_offset": b_offset, "b_row": 1 if trans_b else n, "b_col": k if trans_b else 1,
+            "b_batch_0": b_0, "b_batch_1": b_1,
+            "out_offset": index * size_0 * size_1 * m * n,
+        }  # fmt: skip
+        if chosen.path == PACKED:
+            record_packed(record, kernel, chosen, shape.dtype, sizes, buffers)
+            continue
+        record(kernel, grid=size_0 * size_1 * -(-m // chosen.rows) * -(-n // chosen.cols), **sizes, **buffers)
 
 
 def _matrix(shape: Sequence[int], transposed: bool) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nn.ops.matmul_packed import panel_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 _FILL = 128  # workgroups that keep a large GPU busy
 
-TILED, SERIAL = "matmul/gemm.wgsl", "matmul/gemm_serial.wgsl"
+TILED, SERIAL, PACKED = "matmul/gemm.wgsl", "matmul/gemm_serial.wgsl", "matmul/gemm_packed.wgsl"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class Variant:
 
     def fits(self, caps: Capabilities, shape: Shape) -> bool:
         """Whether the device and the product allow it."""
+        if self.path == PACKED:
+            sizes = (panel_bytes(shape.m, shape.k, self.rows), panel_bytes(shape.n, shape.k, self.cols))
+            return caps.wide_subgroups and shape.batches * max(sizes) <= caps.max_binding - 512
         return True
 
     def kernel_options(self, shape: Shape) -> dict[str, Any]:
@@ -68,6 +73,12 @@ def serial_variant(rows: int, cols: int, group: int = 8) -> Variant:
     return Variant(f"serial {rows}x{group * cols}", SERIAL, rows, group * cols, constants)
 
 
+def packed_variant(eights: int, fours: int = 1) -> Variant:
+    """For software drivers with subgroups of eight: operands in panels, eights of rows by fours of 8 columns."""
+    rows, cols = 8 * eights, 32 * fours
+    return Variant(f"packed {rows}x{cols}", PACKED, rows, cols, (("P", eights), ("Q", 4 * fours)))
+
+
 EVERY = (
     tiled_variant(4, 4),
     tiled_variant(4, 8, 4),
@@ -76,6 +87,8 @@ EVERY = (
     serial_variant(4, 4),
     serial_variant(8, 8),
     serial_variant(1, 8),
+    packed_variant(1),
+    packed_variant(2),
 )
 
 
@@ -90,6 +103,9 @@ def default(caps: Capabilities, shape: Shape) -> Variant:
     if caps.kind == "cpu":
         if m == 1:
             return serial_variant(1, 8)
+        packed = packed_variant(2 if m > 8 else 1)
+        if m >= 12 and n >= 24 and m * n * shape.k >= 1 << 16 and packed.fits(caps, shape):
+            return packed
         return serial_variant(8, 8) if m >= 32 and n >= 128 else serial_variant(4, 4)
     if m <= 16:
         return tiled_variant(1, 4)

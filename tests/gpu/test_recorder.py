@@ -427,3 +427,13 @@ def test_deeply_nested_brackets_are_refused(device):
 def test_constants_are_numbers(device):
     with pytest.raises(ShaderError, match="constant WG is '64'; expected a number"):
         device.kernel("norm/rms_norm.wgsl", "rms_norm", constants={"WG": "64"})
+
+
+def test_scratch_is_shared_by_name_within_a_recording(device):
+    record = device.recorder()
+    first = record.scratch("panel", 4096)
+    assert record.scratch("panel", 256) is first and record.scratch("other", 256) is not first
+    larger = record.scratch("panel", 8192)
+    assert larger is not first and larger.nbytes >= 8192 and not first.released
+    record.plan()
+    assert record.scratch("panel", 4096) is not larger

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from nn.check import matmul as check
 from nn.check import run_case
 from nn.ops.base import ShapeError, Spec
 from nn.ops.matmul import MatMul
-from nn.ops.matmul_variants import SERIAL, Shape, default, variants
+from nn.ops.matmul_variants import PACKED, SERIAL, Shape, default, variants
 from nn.tensor import Tensor
 
 CASES = check.cases()
@@ -100,8 +102,18 @@ def test_software_drivers_get_their_own_kernel(device):
     for m, n in ((1, 1), (16, 4096), (17, 17), (4096, 4096)):
         shape = Shape(m, n, 64)
         chosen = default(device.caps, shape)
-        assert (chosen.path == SERIAL) == (device.caps.kind == "cpu")
+        assert (chosen.path in (SERIAL, PACKED)) == (device.caps.kind == "cpu")
         assert chosen in variants(device.caps, shape)
+
+
+def test_panels_need_subgroups_of_eight_and_bindings_that_hold_them(device):
+    caps = replace(device.caps, kind="cpu", subgroups=True, subgroup_size=8, max_binding=1 << 27)
+    shape = Shape(1024, 1024, 1024)
+    assert default(caps, shape).path == PACKED
+    for other in (replace(caps, subgroups=False), replace(caps, subgroup_size=4), replace(caps, max_binding=1 << 22)):
+        assert default(other, shape).path == SERIAL
+        assert all(v.path != PACKED for v in variants(other, shape))
+    assert default(caps, replace(shape, batches=40)).path == SERIAL
 
 
 @pytest.mark.parametrize(
