@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
             work = (
                 _model_work(device, args.model, args.family) if args.model else _work(device, args.family, args.shapes)
             )
+            if not work:
+                raise ValueError(f"--model {args.model}: it uses no kernel family that is tuned")
             verdicts = _measure(device, work, args.budget)
         else:
             verdicts = []

@@ -101,6 +101,8 @@ def compare(
     Raises: GpuError where not one variant works, or the operands cannot be made.
     """
     candidates = [_Candidate(v) for v in (default, *(v for v in variants if v.name != default.name))]
+    if len(candidates) == 1:
+        return Verdict(default.name, default.name, 1.0, (Timing(default.name, None, 0, "the only one"),))
     allowed = EXTRA_BYTES + (0 if family.nbytes is None else family.nbytes(shape) * 9 // 8)  # as the pool rounds up
     with device.memory.at_most(allowed):
         trial = family.trial(device, shape)

@@ -161,7 +161,11 @@ def _inferna(model: str, room: int) -> Opened:
         context.decode(batch)
         context.synchronize()
 
-    return f"llama.cpp {n.llama_version()}, ggml {n.ggml_version()} {n.ggml_commit()} (inferna)", context.kv_cache_clear, decode
+    return (
+        f"llama.cpp {n.llama_version()}, ggml {n.ggml_version()} {n.ggml_commit()} (inferna)",
+        context.kv_cache_clear,
+        decode,
+    )
 
 
 def _llama_cpp(model: str, room: int) -> Opened:

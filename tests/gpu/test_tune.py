@@ -286,7 +286,9 @@ def test_the_winner_works_and_is_not_slower_than_the_default(device, names, data
         patch.setitem(globals(), "SECONDS", seconds)
         Watch.now = 0.0
         runs = [n for n in names if n not in ("broken", "greedy", "raises")]
-        assume(works and runs[0] == works[0])  # the first that runs is what the others are compared with
+        assume(
+            len(names) > 1 and works and runs[0] == works[0]
+        )  # the first that runs is what the others are compared with
         verdict = race(device, *names, budget=10.0)
     fastest = min(works, key=lambda n: seconds[n])
     assert verdict.winner in works
@@ -295,6 +297,12 @@ def test_the_winner_works_and_is_not_slower_than_the_default(device, names, data
         assert verdict.ratio == pytest.approx(seconds[names[0]] / seconds[verdict.winner])
     else:
         assert (verdict.winner, verdict.ratio) == (fastest, 1.0)
+
+
+def test_one_alone_is_not_timed(device, watch):
+    verdict = race(device, "plain", trial=None)
+    assert (verdict.winner, verdict.ratio, left_out(verdict)) == ("plain", 1.0, {"plain": "the only one"})
+    assert not watch.asked
 
 
 def test_a_call_of_nothing(device):
@@ -366,9 +374,11 @@ def test_turns_are_timed_together_and_compared_alone(device, watch):
 def test_no_more_memory_than_the_call_and_64_mb(device, watch):
     live = device.counters.bytes_live
     with pytest.raises(LimitExceeded, match="over what may be allocated here"):
-        race(device, "plain", trial=lambda device, shape: device.alloc(COUNT * 9 + tune_module.EXTRA_BYTES + 1))
+        race(device, "plain", "fast", trial=lambda device, shape: device.alloc(COUNT * 9 + tune_module.EXTRA_BYTES + 1))
     with pytest.raises(LimitExceeded, match="over what may be allocated here"):
-        race(device, "plain", nbytes=None, trial=lambda device, shape: device.alloc(tune_module.EXTRA_BYTES + 1))
+        race(
+            device, "plain", "fast", nbytes=None, trial=lambda device, shape: device.alloc(tune_module.EXTRA_BYTES + 1)
+        )
     assert device.counters.bytes_live <= live
     device.alloc(tune_module.EXTRA_BYTES + 1).release()  # the limit is gone
 
