@@ -18,6 +18,7 @@ COMMANDS = {
     "pull": "fetch a model into the cache",
     "info": "adapters and what they can do; a model's size and cost",
     "check": "test every shader on this device against NumPy",
+    "trace": "follow one request through the model, step by step",
     "bench": "measure this device",
     "tune": "find the fastest kernels for this device",
 }

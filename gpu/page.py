@@ -28,11 +28,9 @@ class Page:
     """What the page shows; `profile` fills the pictures and tables, the rest is put in beside it."""
 
     def __init__(self, title: str, *, subtitle: str = "") -> None:
-        self.data: dict[str, Any] = {
-            "title": title, "subtitle": subtitle, "tiles": [], "story": [], "prompt": [], "answer": [], "notes": [],
-            "rowsTitle": "Kernels", "header": [], "rows": [], "kinds": [], "tracks": [], "details": [], "views": [],
-            "span": 0.0, "roof": None,
-        }  # fmt: skip
+        texts, numbers = ("story", "prompt", "answer", "notes"), ("tiles", "header", "rows", "kinds", "bounds")
+        self.data: dict[str, Any] = {name: [] for name in (*texts, *numbers, "tracks", "details", "views")}
+        self.data |= {"title": title, "subtitle": subtitle, "quote": None, "span": 0.0, "roof": None, "rowsTitle": ""}
 
     def tile(self, value: str, label: str, hint: str = "") -> None:
         """A figure at the top."""
@@ -73,6 +71,11 @@ class Page:
             {"kind": row.name, "n": row.count, "us": row.seconds * 1e6}
             for row in sorted(kinds, key=lambda row: -row.seconds)
         ]
+        bounds: dict[str, float] = {}
+        for event in chosen:
+            if (roof := profile.roof(event)) is not None:
+                bounds[roof.bound] = bounds.get(roof.bound, 0.0) + event.seconds * 1e6
+        data["bounds"] = [{"name": name, "us": spent} for name, spent in sorted(bounds.items(), key=lambda b: -b[1])]
         if profile.ceilings is not None:
             found = profile.ceilings
             data["roof"] = {

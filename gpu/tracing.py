@@ -82,8 +82,8 @@ class Span:
 @dataclass
 class Submit:
     """One submit: dispatches first..first + count of a plan. replay: number of the replay that it is a part of. state:
-    the bytes that the replay wrote (Plan.replay), so that positions are known. start, end: on the device, in seconds
-    since the profile began."""
+    the bytes that the replay wrote (Plan.replay), so that positions are known. kinds: of the scopes in it. start, end:
+    on the device, in seconds since the profile began."""
 
     plan: Plan | None  # None when the profile is complete: it holds buffers
     first: int
@@ -95,6 +95,7 @@ class Submit:
     ticks: np.ndarray | None = None
     start: float = 0.0
     end: float = 0.0
+    kinds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,9 @@ class Profile:
         for _, group in itertools.groupby(numbers, key=lambda i: self.submits[i].replay):
             self._add_events([(i, self.submits[i], times[i]) for i in group if len(times[i])])
         for made in self.submits:
+            assert made.plan is not None
+            named = (_named(scope) for scope in made.plan.scopes[made.first : made.first + made.count])
+            made.kinds = frozenset(scope.kind for scope in named if scope is not None)
             made.plan = None
         self._commands.clear()
         self._passes, self._keep = None, []
