@@ -66,6 +66,7 @@ def test_wheel_holds_the_packages_and_every_shader_and_nothing_else(wheel):
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         fields = Parser().parsestr(archive.read(metadata).decode())
     want = {name for folder in ("gpu", "nn", "apps") for name in tracked(folder, ".py")} | tracked("shaders", ".wgsl")
+    want |= tracked("gpu", ".html")
     assert want <= names and len(tracked("shaders", ".wgsl")) > 10
     assert not [name for name in names - want if not name.endswith(".md")]
     assert fields["License-Expression"] == "MIT"
