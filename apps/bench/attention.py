@@ -131,7 +131,10 @@ def _make(run: Run, *, h: Heads, unfused: bool, memory: bool) -> Work:
         got = rows_of(device, out, [first + r for r in rows])
         return differ(got, want, atol=tolerance(h.dtype), dtype=h.dtype)
 
-    return Work([plan], check, note=f"{taken:.3f}x the bytes of inputs and outputs" if memory else "")
+    if not memory:
+        return Work([plan], check)
+    note = f"{taken:.3f}x the bytes of inputs and outputs"
+    return Work([plan], check, note=note, extra={"bytes_taken": round(taken, 4)})
 
 
 def _block(device: Any, array: Array, first: int, h: Heads) -> np.ndarray:

@@ -29,13 +29,15 @@ class Skip(Exception):
 class Work:
     """A case made ready: plans to run in turn, and a check of the result that the first one has just given.
 
-    check() gives None, or what is wrong. calls: how many calls a plan holds. note: what else there is to say.
+    check() gives None, or what is wrong. calls: how many calls a plan holds. note, extra: what else there is
+    to say, in words and in numbers.
     """
 
     plans: Sequence[Plan]
     check: Callable[[], str | None]
     calls: int = 1
     note: str = ""
+    extra: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

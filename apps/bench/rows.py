@@ -46,6 +46,7 @@ class Runner:
     peer: Any = None  # peers.Torch, peers.NumPy or None
     show: Callable[[Row], None] = lambda row: None
     rows: list[Row] = field(default_factory=list)
+    share: float = float("inf")  # seconds that the next row may take, by the budget
 
     def __post_init__(self) -> None:
         self.made = Run(self.device, self.watch, self.ceilings, np.random.default_rng(0))
@@ -73,13 +74,13 @@ class Runner:
         end = time.perf_counter() + (seconds if seconds is not None else float("inf"))
         rows: dict[str, Row] = {}
         for level in (1, 2):
-            for case in unique:
-                if case.level != level:
-                    continue
+            these = [case for case in unique if case.level == level]
+            for done, case in enumerate(these):
                 left = min(end - time.perf_counter(), budget.left)
                 if left <= 0:
                     row = self._row(case, status="skipped", note="no time left (--budget)")
-                else:
+                else:  # half of a row's part for measuring; the rest goes into making and checking
+                    self.share = 0.5 * left / (len(these) - done)
                     row = self.case(case, rows)
                 rows[case.key] = row
                 if level == 1 or row.status != "skipped":
@@ -134,11 +135,11 @@ class Runner:
         work = case.make(self.made)
         work.plans[0].replay()
         self.device.wait()
-        row.note = work.note
+        row.note, row.extra = work.note, work.extra
         if problem := work.check():
             row.status, row.note = "wrong", problem
             return
-        limit = ROW_SECONDS[self.device.caps.kind]
+        limit = min(ROW_SECONDS[self.device.caps.kind], self.share)
         sample = self.watch.time(work.plans, limit=limit, calls=work.calls)
         row.seconds, row.low, row.high = sample.median, sample.low, sample.high
         row.spread, row.batches, row.clock = sample.spread, sample.batches, sample.clock
@@ -160,7 +161,7 @@ class Runner:
         if make is None:
             return
         try:
-            sample = self.peer.time(make, PEER_SECONDS[self.device.caps.kind])
+            sample = self.peer.time(make, min(PEER_SECONDS[self.device.caps.kind], self.share))
             row.peer, row.peer_seconds = self.peer.short, sample.median
             row.ratio = sample.median / row.seconds
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:

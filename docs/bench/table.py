@@ -57,14 +57,15 @@ def table() -> str:
 def targets() -> str:
     """What was aimed at and what was reached, a table a device; empty while no run has rows."""
     text = ""
-    for device, wanted in DEVICES.items():
+    for device, targeted in DEVICES.items():
         runs = {backend: latest(device, start) for backend, start in BACKENDS.items()}
         if not any(runs.values()):
             continue
-        text += f"| {device} | aim at least | wgpu | Dawn |\n|--|--:|--:|--:|\n"
-        for target in wanted:
+        text += f"| {device} | aim | wgpu | Dawn |\n|--|--:|--:|--:|\n"
+        for target in targeted:
             cells = [cell(target, backend, runs[backend]) for backend in BACKENDS]
-            text += f"| {target.text} | {number(target.wanted)} {target.unit} | {' | '.join(cells)} |\n"
+            wanted = f"{'at most ' if target.most else ''}{number(target.wanted)} {target.unit}"
+            text += f"| {target.text} | {wanted} | {' | '.join(cells)} |\n"
         text += "\n"
     return text
 
@@ -86,7 +87,7 @@ def cell(target: Any, backend: str, run: dict[str, Any]) -> str:
         return "not measured"
     value, count = found
     text = number(value) + (f" (least of {count})" if count > 1 else "")
-    return text if value >= target.wanted else f"*{text}*"
+    return text if target.met(value) else f"*{text}*"
 
 
 PARTS = {
