@@ -27,6 +27,7 @@ RUNS = 5
 TICKS = 256  # dependent dispatches that the launch cost is the mean of
 WARM_SECONDS = 0.3  # clocks of an idle GPU are low; this is how long they are given to rise
 LEAST_SECONDS = {"gpu": 2e-3, "cpu": 20e-3}  # of a timed piece of arithmetic
+MATRIX, MATRIX_SIDE, MATRIX_SUBGROUPS = 16, 4, 4  # a subgroup holds SIDE x SIDE sums of MATRIX x MATRIX
 COPY_BYTES = {"gpu": 256 << 20, "cpu": 64 << 20}  # larger than the caches in front of the memory
 
 _known: weakref.WeakKeyDictionary[Device, Ceilings] = weakref.WeakKeyDictionary()
@@ -35,7 +36,7 @@ _known: weakref.WeakKeyDictionary[Device, Ceilings] = weakref.WeakKeyDictionary(
 @dataclass(frozen=True)
 class Ceilings:
     """copy_bytes_per_s: bytes read and bytes written, together. f32_flops, matrix_flops: operations a second, a
-    multiply-add is two; matrix_flops would be f16 products with f32 sums in matrix units; None: not measured.
+    multiply-add is two; matrix_flops is f16 products with f32 sums in matrix units, None where there are none.
     launch_s: GPU seconds from one tiny dispatch to the next one that depends on it. by_timestamps: measured with the
     device's own clock; False: by the host's, which adds the cost of a submit spread over the repeats.
     """
@@ -64,7 +65,8 @@ def _measure(device: Device) -> Ceilings:
     flops = max(_flops(device, fused=fused) for fused in (1, 0))
     copied = _copy(device)
     device.memory.trim()
-    return Ceilings(copied, flops, None, _launch(device), device.caps.timestamps)
+    matrix = _matrix(device) if device.caps.matrix_f16 else None
+    return Ceilings(copied, flops, matrix, _launch(device), device.caps.timestamps)
 
 
 def _flops(device: Device, *, fused: int) -> float:
@@ -119,6 +121,45 @@ def _launch(device: Device) -> float:
     plan, seconds_of = _planned(device, ticks), Stopwatch(device).seconds
     seconds_of(plan)
     return float(np.median([seconds_of(plan) for _ in range(RUNS)])) / TICKS
+
+
+def _matrix(device: Device) -> float:
+    """Operations a second of matrix units on operands in registers, which are random: zeros would draw less power."""
+    groups, rounds = 1056, 64
+    values = np.random.default_rng(1).uniform(-1, 1, 2 * MATRIX_SIDE * MATRIX * MATRIX)
+    operands = device.upload(values.astype(np.float16))
+    out = device.alloc(groups * MATRIX_SUBGROUPS * MATRIX * MATRIX * 4)
+    text = matrix_text(device.caps.subgroup_size, rounds)
+    kernel = device.kernel_source(text, "matrices", label="matrix units")
+    plan, watch = _planned(device, lambda record: record(kernel, groups, operands=operands, out=out)), Stopwatch(device)
+    best = min(watch.seconds(plan, runs=4) for _ in range(RUNS))
+    return 2.0 * MATRIX**3 * MATRIX_SIDE**2 * rounds * MATRIX_SUBGROUPS * groups / best
+
+
+def matrix_text(subgroup_size: int, rounds: int) -> str:
+    """WGSL: every sum takes a product a round; each is stored, so that none can be left out."""
+    sides = range(MATRIX_SIDE)
+    area = MATRIX * MATRIX
+    left, right = (f"subgroup_matrix_{side}<f16, {MATRIX}, {MATRIX}>" for side in ("left", "right"))
+    load = [
+        f"let {name}{i} = subgroupMatrixLoad<{kind}>(&operands, {(i + start) * area}u, false, {MATRIX}u);"
+        for name, kind, start in (("a", left, 0), ("b", right, MATRIX_SIDE))
+        for i in sides
+    ]
+    sums = [(i, j) for i in sides for j in sides]
+    declare = [f"var s{i}{j}: subgroup_matrix_result<f32, {MATRIX}, {MATRIX}>;" for i, j in sums]
+    step = [f"s{i}{j} = subgroupMatrixMultiplyAccumulate(a{i}, b{j}, s{i}{j});" for i, j in sums]
+    place = f"(wg.x * {MATRIX_SUBGROUPS}u + lane / {subgroup_size}u) * {area}u"
+    store = [f"subgroupMatrixStore(&out, {place}, s{i}{j}, false, {MATRIX}u);" for i, j in sums]
+    parts = [*load, *declare, f"for (var r = 0u; r < {rounds}u; r++) {{", *step, "}", *store]
+    body = "\n  ".join(parts)
+    return f"""@group(0) @binding(0) var<storage, read> operands: array<f16>;
+@group(0) @binding(1) var<storage, read_write> out: array<f32>;
+@compute @workgroup_size({MATRIX_SUBGROUPS * subgroup_size})
+fn matrices(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
+  {body}
+}}
+"""
 
 
 def _planned(device: Device, fill: Callable[[Recorder], Any]) -> Plan:

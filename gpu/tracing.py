@@ -304,6 +304,7 @@ class Profile:
         chosen = [(number, made.first + i) for number, made, _ in parts for i in range(made.count)]
         pairs = np.concatenate([pairs for _, _, pairs in parts])
         lasted = pairs[:, 1] - pairs[:, 0]
+        matrices = {kernel: "matrices" in kernel.source.extensions() for kernel in set(plan.kernels)}
         costs = spread([plan.scopes[i] for _, i in chosen], lasted, state)
         for (number, i), start, seconds, cost in zip(chosen, pairs[:, 0].tolist(), lasted.tolist(), costs, strict=True):
             kernel, scope = plan.kernels[i], _named(plan.scopes[i])
@@ -321,7 +322,7 @@ class Profile:
                     seconds=seconds,
                     cost=cost,
                     submit=number,
-                    matrix="subgroup_matrix" in kernel.source.code,
+                    matrix=matrices[kernel],
                 )
             )
 

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
     watch = Stopwatch(device)
     warm(device, watch, limit=3.0 if device.caps.kind == "gpu" else 0.2)
-    ceilings = measure(device, watch)
+    ceilings = measure(device)
     report["ceilings"] = {key: float(f"{value:.5g}") for key, value in asdict(ceilings).items()}
     say(ceilings_text(ceilings))
     runner = Runner(device, watch, ceilings, peer, show=lambda row: say(row_line(row)))
