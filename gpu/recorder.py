@@ -7,6 +7,7 @@ once), its bind groups, and references to every buffer, so that replaying is a f
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -216,6 +217,14 @@ class Plan:
             batch = flat[start : start + size]
             self._batches.append((compile_(batch), len(batch)))
             start, size = start + size, min(2 * size, per_submit)
+
+    def repeated(self, times: int) -> Plan:
+        """This plan's dispatches `times` times over, sharing its buffers and bind groups."""
+        plan = copy.copy(self)
+        plan.kernels, plan.counts, plan.groups = self.kernels * times, self.counts * times, self.groups * times
+        plan.scopes = self.scopes * times
+        plan.split(self.per_submit * times)
+        return plan
 
     def replay(
         self, *, write: tuple[Buffer, bytes] | None = None, read: tuple[Buffer, int] | None = None

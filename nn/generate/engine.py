@@ -1,8 +1,8 @@
 """One conversation on one device: prompts in chunks, one token a step, the next steps under way before a token is read.
 
 A step is a recorded Plan: embedding, layers, head, sampler; the chosen token stays on the device as the next step's
-input. Per step the host writes 16 bytes (struct Step), submits, and reads 16 bytes back a step later, so the device
-never waits for Python. Plans are recorded once for each chunk length; later steps compile and allocate nothing.
+input. Per submit (of one step, or of a few where they are fast) the host writes 16 bytes (struct Step) and reads the
+tokens back a submit later, so the device never waits for Python. Plans are recorded once for each chunk length; later steps compile and allocate nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ CHUNKS_CPU = (8, 32)
 # time, later ones in submits of at most this many seconds, going by how long the first took.
 CHUNK_SUBMIT = 32
 SUBMIT_SECONDS = 0.1
+BURST = 4  # tokens of one submit at most, and
+BURST_SECONDS = 0.01  # how long such a submit may take: what a person would see as a token's delay
 FIRST_SUBMIT = 12  # dispatches of a chunk's first submit then: the device starts while the rest is encoded
 STEP_SUBMIT = 1024
 AHEAD_GPU = 2
@@ -82,7 +84,7 @@ class Engine:
     """Generates from a Decoder. Remembers what its cache holds, so that a prompt that goes on from it is not redone."""
 
     def __init__(self, model: Decoder, *, ahead: int | None = None) -> None:
-        """ahead: tokens asked for before the last one is looked at; default 2 on a GPU, 0 on a software driver."""
+        """ahead: submits under way while the last one's tokens are looked at; default 2 on a GPU, 0 on a CPU driver."""
         self.model, self.device = model, model.device
         default = AHEAD_GPU if self.device.caps.kind == "gpu" else 0  # on a software driver a wasted step is dear
         self.ahead = default if ahead is None else ahead
@@ -90,12 +92,14 @@ class Engine:
         self._settings = self._state(settings_bytes(SamplingOptions()), (8,), "u32")
         self._seen = self._state(np.zeros(vocab, np.uint32), (vocab,), "u32")
         self._bias = self._state(np.zeros(vocab, np.float32), (vocab,), "f32")
-        self._chosen = self._state(np.zeros(4, np.uint32), (4,), "u32")
+        self._chosen = self._state(np.zeros(4 + 4 * BURST, np.uint32), (4 + 4 * BURST,), "u32")
         self._inputs: dict[int, Array] = {}
         self._plans: dict[tuple[str, int, bool], tuple[Plan, Array]] = {}
+        self._bursts: dict[tuple[int, bool], Plan] = {}
+        self.burst = 1
         self._cached: list[int] = []
         self._busy = False
-        self.device.memory.reserve_staging(16, self.ahead + 1)
+        self.device.memory.reserve_staging(4 * self._chosen.size, self.ahead + 2)
 
     def _state(self, data: np.ndarray | bytes, shape: tuple[int, ...], dtype: str) -> Array:
         return Array(self.device.upload(data), shape, dtype)
@@ -144,32 +148,42 @@ class Engine:
         room = self.model.context - len(ids) + 1  # the last token needs no place in the cache
         limit = room if options.max_tokens is None else min(room, options.max_tokens)
         answer: list[int] = []
-        pending: deque[Pending] = deque()
+        pending: deque[tuple[Pending, int]] = deque()  # results under way, and how many tokens each holds
         submitted = 0  # tokens asked for; step i >= 1 puts token i - 1 into the cache and chooses token i
         self._busy = True
         try:
             start = first = time.perf_counter()
             sizes, rows = self._prefill(ids, timings, cancelled)
             while len(answer) < limit and not cancelled():
-                while submitted < min(limit, len(answer) + 1 + self.ahead):
-                    kind, length = ("head", sizes[-1]) if submitted == 0 else ("decode", 1)
-                    plan, _ = self._plan(kind, length, biased)
+                burst = (
+                    self.burst if answer else 1
+                )  # the first token is not kept waiting for the encoding of later ones
+                while submitted < min(limit, len(answer) + 1 + self.ahead * burst):
+                    count = 1 if submitted == 0 else _power_of_two(burst, limit - submitted)
+                    plan = self._plan("head", sizes[-1], biased)[0] if submitted == 0 else self._decode(count, biased)
                     position = len(ids) + submitted - 1
                     state = struct.pack("<4I", position, rows if submitted == 0 else 1, seed, submitted)
-                    pending.append(self._replay(plan, state))
-                    submitted += 1
-                token = self._token(pending.popleft(), options)
+                    pending.append((self._replay(plan, state), count))
+                    submitted += count
+                later, count = pending.popleft()
+                results = np.frombuffer(later.result(), np.uint32).reshape(-1, 4)[1:]
                 now = time.perf_counter()
                 if not answer:
                     timings.prompt_seconds, first = now - start, now
                     self._pace(sizes, now - start)
-                answer.append(token.id)
-                timings.answer_tokens, timings.answer_seconds = len(answer), now - first
-                yield token
+                for _ in range(count):
+                    token = self._token(results[len(answer) % BURST], options)
+                    answer.append(token.id)
+                    timings.answer_tokens, timings.answer_seconds = len(answer), now - first
+                    yield token
+                    if cancelled():
+                        break
+                if len(answer) > 2:
+                    self._set_burst((now - first) / (len(answer) - 1))
         finally:
             self._busy = False
             self._cached += answer[: max(submitted - 1, 0)]
-            for late in pending:
+            for late, _ in pending:
                 late.result()
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
@@ -260,19 +274,24 @@ class Engine:
             plan.split(fitting, first=FIRST_SUBMIT)
 
     def _replay(self, plan: Plan, step: bytes) -> Pending:
-        pending = plan.replay(write=(self.model.step.buffer, step), read=(self._chosen.buffer, 16))
+        pending = plan.replay(write=(self.model.step.buffer, step), read=(self._chosen.buffer, 4 * self._chosen.size))
         assert pending is not None
         return pending
 
-    def _token(self, pending: Pending, options: SamplingOptions) -> Sampled:
-        token, flag, bits, _ = struct.unpack("<4I", pending.result())
+    def _token(self, result: np.ndarray, options: SamplingOptions) -> Sampled:
+        token, flag = int(result[0]), int(result[1])
         if flag:
             raise GenerationError(
                 f"the model cannot choose a next token: {FLAGS[flag]}. "
                 "Check the model file (anygpu check tests the device)."
             )
-        logprob = struct.unpack("<f", struct.pack("<I", bits))[0]
-        return Sampled(token, logprob if options.logprobs else None)
+        return Sampled(token, float(result[2:3].view(np.float32)[0]) if options.logprobs else None)
+
+    def _set_burst(self, seconds: float) -> None:
+        """Several tokens a submit where one takes so few seconds that nobody sees them come together."""
+        self.burst = 1
+        while self.ahead > 0 and self.burst < BURST and 2 * self.burst * seconds <= BURST_SECONDS:
+            self.burst *= 2
 
     # Plans -------------------------------------------------------------------------------------------------------
 
@@ -301,6 +320,12 @@ class Engine:
             self._plans[key] = self._record(kind, size, biased)
         return self._plans[key]
 
+    def _decode(self, count: int, biased: bool) -> Plan:
+        """The plan of `count` decode steps, each reading the token that the one before chose."""
+        if (count, biased) not in self._bursts:
+            self._bursts[count, biased] = self._plan("decode", 1, biased)[0].repeated(count)
+        return self._bursts[count, biased]
+
     def _record(self, kind: str, size: int, biased: bool) -> tuple[Plan, Array]:
         model = self.model
         if kind == "chunk":
@@ -325,3 +350,10 @@ class Engine:
         with named("sample"):
             sample_token(logits, *state, chosen, bias=Tensor(self._bias) if biased else None)
         return chosen
+
+
+def _power_of_two(most: int, left: int) -> int:
+    """The largest of most, most / 2, ... that is at most `left`."""
+    while most > left:
+        most //= 2
+    return most

@@ -49,7 +49,7 @@ class SampleToken(Op):
     """Operands: logits, settings, step, seen, chosen and, optionally, bias; no results. See `sample_token`."""
 
     group = "sampling"
-    mutates = (3, 4)
+    mutates = (2, 3, 4)
 
     def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
         logits, settings, step, seen, chosen, *bias = inputs
@@ -60,8 +60,10 @@ class SampleToken(Op):
                 "expected logits of one row (1, V), seen and bias (V,)"
             )
         check_step("sample_token", step)
-        if (settings.shape, chosen.shape) != ((8,), (4,)):
-            raise ShapeError(f"sample_token: settings {settings.shape}, chosen {chosen.shape}; expected (8,), (4,)")
+        if settings.shape != (8,) or len(chosen.shape) != 1 or chosen.size < 4 or chosen.size % 4:
+            raise ShapeError(
+                f"sample_token: settings {settings.shape}, chosen {chosen.shape}; expected (8,), and (4,) or (4 + 4 R,)"
+            )
         return ()
 
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
@@ -87,6 +89,7 @@ class SampleToken(Op):
             logits=logits.buffer,
             work=work,
             vocab=vocab,
+            kept_results=0,
             **state,
             **extra,
         )
@@ -99,6 +102,7 @@ class SampleToken(Op):
             step=step.buffer,
             result=chosen.buffer,
             vocab=vocab,
+            kept_results=chosen.size // 4 - 1,
             **state,
         )
 
@@ -106,16 +110,18 @@ class SampleToken(Op):
 def sample_token(
     logits: Tensor, settings: Tensor, step: Tensor, seen: Tensor, chosen: Tensor, *, bias: Tensor | None = None
 ) -> None:
-    """Choose one token from a row of logits; `chosen` and `seen` are written in place.
+    """Choose one token from a row of logits; `chosen`, `seen` and `step` are written in place.
 
     Args:
         logits: (1, V) f32.
         settings: (8,) u32, the bytes of `settings_bytes`.
-        step: (4,) u32: position, tokens, seed, draw; the same seed and draw give the same token.
+        step: (4,) u32: position, tokens, seed, draw; the same seed and draw give the same token. Position and draw go up
+            by 1, ready for the next token.
         seen: (V,) u32, bit 31 set for tokens of the prompt, below it how often the answer holds the token; the chosen
             token is counted.
         chosen: (4,) u32: becomes the token, a flag (0, or a key of FLAGS), the bits of the f32 log-probability under
-            the unadjusted logits (0 unless asked for), and the number of tokens that were kept.
+            the unadjusted logits (0 unless asked for), and the number of tokens that were kept. Of (4 + 4 R,) the
+            rest are the last R results, that of draw d at 4 + 4 (d % R).
         bias: (V,) f32 added to the logits after the penalties.
     Raises: ShapeError.
     Sources: arXiv:1909.05858 (repetition penalty), arXiv:1904.09751 (top-p), Salmon et al. 2011 (Philox).

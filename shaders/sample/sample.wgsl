@@ -2,7 +2,9 @@
 // Order: penalties, logit bias, temperature, top-k, top-p, min-p, then one draw from what is kept.
 //   adjust:  work[i] = (penalised(logits[i]) + bias[i]) / temperature, and behind them the largest of every BLOCK values.
 //            Grid: ceil(vocab / BLOCK) workgroups, folded.
-//   select:  one workgroup; result = (token, flags, log-probability bits, kept count); seen[token] += 1.
+//   select:  one workgroup; result[0] = (token, flags, log-probability bits, kept count); seen[token] += 1; with p.kept_results
+//            over 0 also result[1 + step.draw % kept_results]; then step.position and step.draw go up by 1, so that the next
+//            token's dispatches may follow in the same submit.
 // Only blocks that can hold one of the k largest are looked into: the k-th largest of the blocks' largest values is a bound.
 // penalised: repeat (Keskar et al. 2019, arXiv:1909.05858): l > 0 ? l / r : l * r for every token seen in prompt or
 // answer; presence and frequency: l - presence - frequency * count for tokens of the answer.
@@ -15,7 +17,7 @@ const BLOCKS: u32 = 1024u;
 const LOWEST: f32 = -3.0e38;     // stands for -inf: removed
 const BROKEN: f32 = 3.0e38;      // stands for NaN and +inf: the model's numbers are broken
 const IN_PROMPT: u32 = 0x80000000u;
-struct Params { vocab: u32 }
+struct Params { vocab: u32, kept_results: u32 }
 struct Step { position: u32, tokens: u32, seed: u32, draw: u32 }
 struct Settings {
   temperature: f32,   // 0: the largest logit, no draw
@@ -30,12 +32,12 @@ struct Settings {
 @group(0) @binding(0) var<storage, read> logits: array<f32>;
 @group(0) @binding(1) var<storage, read> settings: Settings;
 @group(0) @binding(2) var<storage, read> bias: array<f32>;          // adjust_biased only
-@group(0) @binding(3) var<storage, read> step: Step;
+@group(0) @binding(3) var<storage, read_write> step: Step;
 @group(0) @binding(4) var<storage, read> adjusted: array<f32>;      // work, as select sees it
 @group(0) @binding(5) var<storage, read_write> work: array<f32>;    // [vocab], then the blocks' largest values
 @group(0) @binding(6) var<storage, read_write> seen: array<u32>;    // bit 31: in the prompt; below: times in the answer
 @group(0) @binding(7) var<storage, read_write> kept: array<vec2<u32>>;  // candidates: (order key, token)
-@group(0) @binding(8) var<storage, read_write> result: array<u32, 4>;
+@group(0) @binding(8) var<storage, read_write> result: array<vec4<u32>>;
 @group(0) @binding(9) var<uniform> p: Params;
 // include lib/reduce.wgsl
 var<workgroup> histogram: array<atomic<u32>, 256>;
@@ -304,13 +306,20 @@ fn first_of_largest(lane: u32, top: f32) -> u32 {
   return u32(-wg_max(lane, found));
 }
 
+fn finish(value: vec4<u32>) {
+  result[0] = value;
+  if (p.kept_results > 0u) { result[1u + step.draw % p.kept_results] = value; }
+  step.position += 1u;
+  step.draw += 1u;
+}
+
 @compute @workgroup_size(WG)
 fn select_token(@builtin(local_invocation_index) lane: u32) {
   var best = LOWEST;
   for (var b = lane; b < blocks(); b += WG) { best = max(best, adjusted[p.vocab + b]); }
   let top = wg_max(lane, best);
   if (top <= LOWEST || top >= BROKEN) {          // uniform: nothing to choose from, or broken numbers
-    if (lane == 0u) { result = array<u32, 4>(0u, select(1u, 2u, top >= BROKEN), 0u, 0u); }
+    if (lane == 0u) { finish(vec4<u32>(0u, select(1u, 2u, top >= BROKEN), 0u, 0u)); }
     return;
   }
   var token = 0u;
@@ -340,6 +349,6 @@ fn select_token(@builtin(local_invocation_index) lane: u32) {
   }
   if (lane == 0u) {
     seen[token] += 1u;
-    result = array<u32, 4>(token, 0u, bitcast<u32>(logprob), survivors);
+    finish(vec4<u32>(token, 0u, bitcast<u32>(logprob), survivors));
   }
 }

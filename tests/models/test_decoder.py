@@ -43,21 +43,38 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_running_ahead_changes_nothing(device, folder):
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_running_ahead_changes_nothing(device, folder, monkeypatch, temperature):
     """The same tokens however many steps are under way, also where the caller stops early and goes on."""
-    options = SamplingOptions(temperature=0.8, seed=3, max_tokens=9)
-    texts = []
-    for ahead in (0, 1, 3):
-        engine = opened(device, folder, context=32)
-        engine = Engine(engine.model, ahead=ahead)
+    options = SamplingOptions(temperature=temperature, seed=3, max_tokens=15)
+    model, texts = opened(device, folder, context=40).model, []
+    for ahead, burst in ((0, 1), (1, 1), (3, 1), (1, 4), (2, 2)):
+        engine = Engine(model, ahead=ahead)
+        engine.burst = burst
+        monkeypatch.setattr(engine, "_set_burst", lambda seconds: None)
         first = []
         for token in engine.generate([1, 2, 3], options):
             first.append(token.id)
-            if len(first) == 4:
+            if len(first) == 6:
                 break
+        assert engine.cached[:8] == (1, 2, 3, *first[:5])
         again = [t.id for t in engine.generate([1, 2, 3, *first], options)]
-        texts.append((first, again, len(engine.cached)))
-    assert texts[1] == texts[0] and texts[2] == texts[0]
+        texts.append((first, again))
+    assert len(texts[0][1]) == 15 and all(text == texts[0] for text in texts[1:])
+
+
+def test_bursts_grow_where_tokens_are_fast_and_cancel_in_between(device, folder):
+    engine = Engine(opened(device, folder, context=64).model, ahead=2)
+    for seconds, burst in ((0.001, 4), (0.0026, 2), (0.006, 1), (0.001, 4)):
+        engine._set_burst(seconds)
+        assert engine.burst == burst
+    seen = []
+    for token in engine.generate([1, 2, 3], GREEDY, cancelled=lambda: len(seen) == 3):
+        seen.append(token.id)
+    assert len(seen) == 3 and engine.cached[3:] == tuple(seen)
+    software = Engine(engine.model, ahead=0)
+    software._set_burst(1e-6)
+    assert software.burst == 1
 
 
 def test_a_chunk_goes_out_in_fewer_submits_once_it_was_seen_to_be_fast(device, folder, monkeypatch):
