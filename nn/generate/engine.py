@@ -2,7 +2,8 @@
 
 A step is a recorded Plan: embedding, layers, head, sampler; the chosen token stays on the device as the next step's
 input. Per submit (of one step, or of a few where they are fast) the host writes 16 bytes (struct Step) and reads the
-tokens back a submit later, so the device never waits for Python. Plans are recorded once for each chunk length; later steps compile and allocate nothing.
+tokens back a submit later, so the device never waits for Python. Plans are recorded once for each chunk length; later
+steps compile and allocate nothing.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def sample_token(
     Args:
         logits: (1, V) f32.
         settings: (8,) u32, the bytes of `settings_bytes`.
-        step: (4,) u32: position, tokens, seed, draw; the same seed and draw give the same token. Position and draw go up
-            by 1, ready for the next token.
+        step: (4,) u32: position, tokens, seed, draw; the same seed and draw give the same token. Position and draw go
+            up by 1, ready for the next token.
         seen: (V,) u32, bit 31 set for tokens of the prompt, below it how often the answer holds the token; the chosen
             token is counted.
         chosen: (4,) u32: becomes the token, a flag (0, or a key of FLAGS), the bits of the f32 log-probability under
