@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plot", metavar="FILE.png", help="a roofline picture of the rows; needs anygpu[bench]")
     parser.add_argument(
-        "--compare", metavar="OLD.json", help="ratios to an earlier run; rows that lost over 5 % stand out"
+        "--compare", metavar="OLD.json", help="ratios to an earlier run; rows that lost over 5 %% stand out"
     )
     parser.add_argument(
         "--fail-over",
