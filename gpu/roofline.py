@@ -3,7 +3,7 @@
 The roof over a piece of work is the larger of bytes / copy bandwidth and operations / multiply-add rate, in seconds;
 `share` is the roof over the time that it took. Over 1 means that bytes came out of a cache. What bounds an event:
 
-    launch      it took at most twice what a dispatch takes that does nothing
+    launch      it took at most twice what a dispatch costs that does nothing
     bandwidth   it reaches a quarter of the roof or more, and bytes are the higher part of it
     compute     the same, operations are
     latency     it does not reach a quarter of its roof: too little of the device is at work, or it waits for itself
@@ -51,8 +51,8 @@ class Row:
     results: tuple[str, ...]
 
 
-def roof_of(event: Event, ceilings: Ceilings, floor: float | None) -> Roof | None:
-    """The roof over an event. floor: the least time that a dispatch shows, None where that is not known."""
+def roof_of(event: Event, ceilings: Ceilings) -> Roof | None:
+    """The roof over an event; None where nobody said what it costs."""
     cost = event.cost
     if cost is None:
         return None
@@ -60,7 +60,7 @@ def roof_of(event: Event, ceilings: Ceilings, floor: float | None) -> Roof | Non
     moving, computing = cost.bytes / ceilings.copy_bytes_per_s, cost.flops / peak
     roof = max(moving, computing)
     share = roof / event.seconds if event.seconds > 0 else 0.0
-    if event.seconds <= 2 * (ceilings.launch_s if floor is None else floor) * event.dispatches:
+    if event.seconds <= 2 * ceilings.launch_s * event.dispatches:
         bound = "launch"
     elif share < NEAR:
         bound = "latency"

@@ -5,8 +5,8 @@ Replaying never looks at them; gpu.profile does. A Scope is put around recording
     with record.scope(Scope("rms_norm", path="layers.3.attention", cost=lambda state: Cost(4e3, 8e3, 4e3))):
         record(kernel, ...)
 
-Scopes may be nested: dispatches of an inner one with a cost of its own take that; what the outer cost has left is
-spread over the outer's other dispatches by their time.
+Scopes may be nested: a step on the way, such as the norm ahead of a product, is a scope inside the product's. A cost is
+that of the dispatches which are in no inner scope with a cost of its own; several of them share it by their time.
 """
 
 from __future__ import annotations
@@ -36,11 +36,6 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.flops + other.flops, self.read + other.read, self.written + other.written)
 
-    def __sub__(self, other: Cost) -> Cost:
-        """What is left, at least nothing."""
-        left = (self.flops - other.flops, self.read - other.read, self.written - other.written)
-        return Cost(*(max(0.0, value) for value in left))
-
     def __mul__(self, share: float) -> Cost:
         return Cost(self.flops * share, self.read * share, self.written * share)
 
@@ -49,8 +44,8 @@ class Scope:
     """What some dispatches do.
 
     name: the operation ("rms_norm"). path: where in the model ("layers.3.attention"). kind: the group it is counted
-    in ("attention", "linear", "norm", ...). operands, results: their shapes as text. cost: the work of all dispatches
-    in the scope; it gets the bytes that the replay wrote as its state (Plan.replay), None where there were none, so
+    in ("attention", "linear", "norm", ...). operands, results: their shapes as text. cost: the work of the scope's own
+    dispatches; it gets the bytes that the replay wrote as its state (Plan.replay), None where there were none, so
     that work which depends on a position is counted for that position.
     """
 
@@ -72,7 +67,7 @@ class Scope:
         self._cost = cost
 
     def cost(self, state: bytes | None = None) -> Cost | None:
-        """The work of the scope's dispatches, or None if nobody said."""
+        """The work of the scope's own dispatches, or None if nobody said."""
         return self._cost(state) if callable(self._cost) else self._cost
 
     def __repr__(self) -> str:

@@ -80,7 +80,8 @@ class Step:
 @dataclass
 class Request:
     """Everything that is told about a request. profile: every dispatch. unwatched: whole submits, for speed and gaps.
-    steps: the prompt, up to the first token, then a step for each further one."""
+    steps: the prompt, up to the first token, then a step for each further one; unwatched_steps: the same, each timed as
+    a whole."""
 
     llm: LLM
     prompt: str
@@ -96,6 +97,7 @@ class Request:
     profile: Profile
     unwatched: Profile
     steps: list[Step]
+    unwatched_steps: list[Step]
 
     @property
     def model(self) -> str:
@@ -106,6 +108,12 @@ class Request:
         """The step of one token whose time on the device is the median; None where there is only the prompt's."""
         decoded = sorted((step for step in self.steps[1:] if step.events), key=lambda step: step.seconds)
         return decoded[(len(decoded) - 1) // 2] if decoded else None
+
+    def whole_seconds(self, step: Step) -> float | None:
+        """Device seconds of a step that was not cut into dispatches; None where the two runs went other ways."""
+        if len(self.unwatched_steps) != len(self.steps):
+            return None
+        return self.unwatched_steps[self.steps.index(step)].seconds
 
 
 def follow(
@@ -182,6 +190,7 @@ def follow(
     config = llm.config
     width = 2 * config.layers * config.kv_dim * KV_BYTES[engine.model.kv_dtype]
     used = len(ids) + len(answer) - 1  # the last token chosen is not in it
+    loose = steps_of(unwatched, len(answer))
     return Request(
         llm=llm,
         prompt=prompt,
@@ -197,6 +206,7 @@ def follow(
         profile=profile,
         unwatched=unwatched,
         steps=steps_of(profile, len(answer)),
+        unwatched_steps=loose,
     )
 
 

@@ -175,12 +175,15 @@ def closing(request: Request, known: dict[str, Any]) -> list[str]:
         moved = quantity(known["bytes_a_token"], "B")
         speed += f"; {moved} a token are {percent(known['bandwidth_share'])} of this device's bandwidth"
     host = ", ".join(f"{name} {microseconds(s)} us" for name, s in known["host_seconds"].items() if s > 0)
+    step, note = request.typical, request.profile.note
+    if step is not None and (whole := request.whole_seconds(step)) is not None:
+        note += f": {seconds_text(step.seconds)} for {step.name}, and {seconds_text(whole)} when nothing is between"
     lines = [
         f"unwatched: {speed}",
         f"device: busy {percent(known['device_busy'])} of {seconds_text(loose.seconds)}; {known['gaps']} gaps between "
         f"submits, {microseconds(known['gap_seconds'])} us",
         f"host: {host}",
-        f"times: {request.profile.note}",
+        f"times: {note}",
     ]
     if loose.ceilings is not None:
         lines.append(f"roofline: {roofline.ceiling_text(loose.ceilings)}")
@@ -223,7 +226,13 @@ def as_json(request: Request) -> dict[str, Any]:
         "story": [list(row) for row in story(request)],
         "unwatched": facts(request),
         "steps": [
-            {"name": s.name, "dispatches": s.dispatches, "device_seconds": s.seconds, "cost": cost_json(total(s))}
+            {
+                "name": s.name,
+                "dispatches": s.dispatches,
+                "device_seconds": s.seconds,
+                "unwatched_device_seconds": request.whole_seconds(s),
+                "cost": cost_json(total(s)),
+            }
             for s in request.steps
         ],
         "shown": what,

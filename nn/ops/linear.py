@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu.work import Cost
-from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
+from gpu.work import Cost, Scope
+from nn.ops.base import DTYPES, FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
 from nn.ops.norm import record_rms_norm
 from nn.quant.formats import FORMATS, format_of
 from nn.quant.repack import BLOCK
@@ -402,11 +402,14 @@ class QKVRope(Op):
         else:
             _norm_linear(record, x, gain, weights, qkv, self.eps)
         constants["WG"] = 8 if caps.kind == "cpu" else min(128, max(32, 1 << (head_dim // 2).bit_length() - 1))
-        record(
-            record.device.kernel("rope/rope_cache.wgsl", entry, constants=constants, types=types),
-            grid=tokens * (sizes["heads"] + 2 * kv_heads), qkv=qkv, out=out.buffer, tokens=tokens, eps=self.eps,
-            **sizes, **ends, **added,
-        )  # fmt: skip
+        kept = 2 * tokens * kv_heads * head_dim
+        moved = Cost(3 * tokens * width, 4 * tokens * width, 4 * out.size + kept * DTYPES[k_cache.dtype][0])
+        with record.scope(Scope("rotate, keep", kind="rope", cost=moved)):
+            record(
+                record.device.kernel("rope/rope_cache.wgsl", entry, constants=constants, types=types),
+                grid=tokens * (sizes["heads"] + 2 * kv_heads), qkv=qkv, out=out.buffer, tokens=tokens, eps=self.eps,
+                **sizes, **ends, **added,
+            )  # fmt: skip
 
 
 def product_cost(
@@ -476,7 +479,8 @@ def _norm_linear(
 def _normed(record: Recorder, x: Array, gain: Array, eps: float) -> Buffer:
     """RMSNorm of every row, in rows of whole blocks."""
     out = Array(record.temp(max(x.size, 1) * 4), x.shape)
-    record_rms_norm(record, x, out, gain=gain, eps=eps)
+    with record.scope(Scope("rms_norm", kind="norm", cost=Cost(4 * x.size, 4 * (x.size + gain.size), 4 * x.size))):
+        record_rms_norm(record, x, out, gain=gain, eps=eps)
     return _padded(record, out)
 
 
@@ -494,7 +498,8 @@ def _rows(
     record: Recorder, entry: str, x: Buffer, out: Buffer, rows: int, cols: int, out_cols: int, **options: Any
 ) -> None:
     kernel = record.device.kernel("matmul/rows.wgsl", entry, **options)
-    record(kernel, grid=-(-rows * out_cols // 64), x=x, out=out, rows=rows, cols=cols, out_cols=out_cols)
+    with record.scope(Scope(entry, kind="movement", cost=Cost(0, 4 * rows * cols, 4 * rows * out_cols))):
+        record(kernel, grid=-(-rows * out_cols // 64), x=x, out=out, rows=rows, cols=cols, out_cols=out_cols)
 
 
 def _weight(w: Weight | Array) -> Weight:

@@ -69,10 +69,11 @@ class SampleToken(Op):
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         """Penalties and temperature over the vocabulary, whose result is written and read once more; the passes of the
         selection over it are not counted. Of `seen` one word is written."""
-        logits, *state = operands
-        work, chosen = stored_bytes(logits), stored_bytes(operands[4])
-        read = work + sum(stored_bytes(spec) for spec in state) - chosen
-        return Cost(6 * logits.size, read + work, work + chosen + 4)
+        logits, settings, step, seen, chosen, *bias = operands
+        row = stored_bytes(logits)
+        adjusting = row + sum(stored_bytes(spec) for spec in (settings, seen, *bias))
+        selecting = row + stored_bytes(settings) + stored_bytes(step)
+        return Cost(6 * logits.size, adjusting + selecting, row + stored_bytes(chosen) + 4)
 
     def lower(self, record: Recorder, *arrays: Array) -> None:
         logits, settings, step, seen, chosen, *bias = arrays
