@@ -52,7 +52,7 @@ class Heads:
 
 def cases(caps: Capabilities, *, dtypes: set[str] | None, shape: tuple[int, ...] | None) -> Iterator[Case]:
     """Every row for this device. shape: (batch, heads, tokens, head size)."""
-    wanted = dtypes or {"f16", "f32"}
+    wanted = {"f16", "f32"} & (dtypes or {"f16", "f32"})
     if shape is not None:
         if len(shape) != 4:
             raise ValueError(f"--shape for attention is BATCHxHEADSxTOKENSxSIZE, got {'x'.join(map(str, shape))}")

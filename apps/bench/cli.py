@@ -7,12 +7,17 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apps import term
+
 if TYPE_CHECKING:
+    from apps.bench.case import Row
     from apps.bench.ceilings import Ceilings
+    from apps.bench.rows import Budget
     from gpu import Device
 
 # Suites in the order they run, each with its part of --budget; what one leaves over, the next ones have.
@@ -68,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from apps.bench.rows import Budget, Runner, failures, header_line, row_line
+    from apps.bench.rows import Budget, failures
 
     options = checked(args)
     old = None
@@ -80,28 +85,62 @@ def run(args: argparse.Namespace) -> int:
         from apps.bench.plot import require
 
         require()  # before anything is measured
-    chosen = list(SUITES) if options.what == "all" else [options.what]
     quiet = args.json == "-"
-    out = sys.stderr if quiet else sys.stdout
-    say = (lambda text: None) if quiet else (lambda text: print(text, file=out, flush=True))
+    say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     budget = Budget(args.budget if args.budget is not None else DEFAULT_BUDGET if options.what == "all" else None)
     report, device = opened(args)
+    rows: list[Row] = []
+    interrupted = False
+
+    def finish() -> bool:
+        report["rows"] = [row.as_json() for row in rows]
+        report["seconds"] = round(time.perf_counter() - budget.start, 1)
+        lost = compared(old, report, args.fail_over, say)
+        written(args, report)
+        return lost
+
+    try:
+        measured(args, options, device, budget, report, rows, say)
+    except KeyboardInterrupt:
+        interrupted = report["interrupted"] = True
+    except Exception:
+        if rows:  # what was measured is kept, whatever ended it
+            finish()
+        raise
+    lost = finish()
+    bad = failures(rows)
+    for row in bad[:10]:
+        print(f"bench: {row.suite} {row.key}: {row.status.upper()}: {row.note}", file=sys.stderr)
+    return term.INTERRUPTED if interrupted else 1 if bad or lost else 0
+
+
+def measured(
+    args: argparse.Namespace,
+    options: argparse.Namespace,
+    device: Device,
+    budget: Budget,
+    report: dict[str, Any],
+    rows: list[Row],
+    say: Callable[[str], None],
+) -> None:
+    """Run the suites; rows and report fill up on the way."""
+    from apps.bench.ceilings import measure
+    from apps.bench.measure import Stopwatch, warm
+    from apps.bench.rows import Runner, header_line, row_line
+
     peer, rival = make_peers(options.against, device)
     if peer is not None:
         report["peer"] = peer.name
     if rival is not None:
         report["rival"] = rival.name
     say(header_text(report))
-    runner = None
-    from apps.bench.ceilings import measure
-    from apps.bench.measure import Stopwatch, warm
-
     watch = Stopwatch(device)
     warm(device, watch, limit=3.0 if device.caps.kind == "gpu" else 0.2)
     ceilings = measure(device)
     report["ceilings"] = {key: float(f"{value:.5g}") for key, value in asdict(ceilings).items()}
     say(ceilings_text(ceilings))
-    runner = Runner(device, watch, ceilings, peer, show=lambda row: say(row_line(row)))
+    runner = Runner(device, watch, ceilings, peer, show=lambda row: say(row_line(row)), rows=rows)
+    chosen = list(SUITES) if options.what == "all" else [options.what]
     weights = sum(SUITES[suite] for suite in chosen)
     for suite in chosen:
         part = None if budget.seconds is None else max(budget.left, 0.0) * SUITES[suite] / weights
@@ -115,37 +154,43 @@ def run(args: argparse.Namespace) -> int:
             from apps.bench import llm
 
             say(f"\nllm\n{header_line(rival.short if rival else '')}")
-            plan = llm.plan_for(
-                device.caps.kind, model=args.model, prompt=args.prompt, tokens=args.tokens, runs=args.runs
-            )
+            lengths = {"prompt": args.prompt, "tokens": args.tokens, "runs": args.runs}
+            plan = llm.plan_for(device.caps.kind, model=args.model, **lengths)
             report["decode"] = llm.run(runner, plan, budget, profile=args.profile, peer=rival, say=say)
+            if rival is not None:
+                report["rival"] = rival.name  # a binding says its version when it has run
         else:
             say(f"\n{suite}\n{header_line(peer.short if peer else '')}")
-            runner.suite(suite, dtypes=options.dtypes, shape=options.shape, budget=budget, seconds=part)
-    if runner.rows:
-        report["rows"] = [row.as_json() for row in runner.rows]
-    report["seconds"] = round(time.perf_counter() - budget.start, 1)
-    status = 0
-    if old is not None:
-        from apps.bench import compare
+            found = runner.suite(suite, dtypes=options.dtypes, shape=options.shape, budget=budget, seconds=part)
+            if not found and options.what != "all":
+                kinds = ", ".join(sorted(options.dtypes or ()))
+                raise ValueError(f"bench {suite}: nothing is left of it; --dtype {kinds} is not measured there")
 
-        found = compare.pairs(old, report)
-        report["compared"] = compare.as_json(found)
-        say("\n" + compare.text_of(old, report, found))
-        if args.fail_over is not None and any(100 * pair.loss > args.fail_over for pair in found):
-            status = 1
-    bad = failures(runner.rows)
-    for row in bad[:10]:
-        print(f"bench: {row.suite} {row.key}: {row.status.upper()}: {row.note}", file=sys.stderr)
+
+def compared(
+    old: dict[str, Any] | None, report: dict[str, Any], most: float | None, say: Callable[[str], None]
+) -> bool:
+    """Show ratios to the old run; whether a row lost more than `most` percent."""
+    if old is None:
+        return False
+    from apps.bench import compare
+
+    found = compare.pairs(old, report)
+    report["compared"] = compare.as_json(found)
+    say("\n" + compare.text_of(old, report, found))
+    return most is not None and any(100 * pair.loss > most for pair in found)
+
+
+def written(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """The report and its picture where they were asked for."""
     if args.json == "-":
         print(json.dumps(report))
     elif args.json:
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if args.plot:
+    if args.plot and report.get("ceilings"):
         from apps.bench import plot
 
         plot.draw(report, args.plot)
-    return 1 if bad else status
 
 
 def checked(args: argparse.Namespace) -> argparse.Namespace:
@@ -198,6 +243,7 @@ def opened(args: argparse.Namespace) -> tuple[dict[str, Any], Device]:
         "anygpu": version(),
         "python": platform.python_version(),
         "checked": device.caps.checked,
+        "tuning": device.tuner.hash(),
         "open_seconds": round(time.perf_counter() - start, 3),
     }
     return report, device
@@ -230,6 +276,7 @@ def header_text(report: dict[str, Any]) -> str:
         f"Python {report['python']}",
     ]
     parts += [report["peer"]] if report.get("peer") else []
+    parts += [f"tuned {report['tuning']}"] if report["tuning"] != "default" else []
     parts += ["with bounds checks"] if report["checked"] else []
     return " | ".join(part for part in parts if part)
 

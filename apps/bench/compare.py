@@ -11,7 +11,7 @@ from typing import Any
 from apps import term
 
 LOSS = 0.05  # a row that lost more is flagged
-SAME = ("device", "driver", "backend", "checked")  # what ratios depend on besides the code
+SAME = ("device", "driver", "backend", "checked", "tuning")  # what ratios depend on besides the code
 
 
 @dataclass(frozen=True)

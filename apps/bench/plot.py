@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 COLOURS = {"gemm": "#1f77b4", "gemv": "#ff7f0e", "attention": "#2ca02c", "memory": "#9467bd", "llm": "#d62728"}
-BARS = 24  # rows of the right half
+BARS = 40  # rows of the right half
 
 
 def require() -> Any:
@@ -22,7 +22,7 @@ def draw(report: dict[str, Any], path: str) -> None:
     pyplot = importlib.import_module("matplotlib.pyplot")
     rows = [row for row in report.get("rows", []) if row.get("status") == "ok"]
     ceilings = report["ceilings"]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 6), width_ratios=(3, 2))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, 7), width_ratios=(3, 2))
     try:
         _roofline(left, rows, ceilings)
         _bars(right, rows)
@@ -55,9 +55,10 @@ def _roofline(axes: Any, rows: list[dict[str, Any]], ceilings: dict[str, float])
 
 def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
     moving = [row for row in rows if row.get("ceiling") == "copy"]
-    essential = [row for row in moving if row["suite"] in ("memory", "llm")] or moving
-    chosen = (essential + [row for row in moving if row not in essential])[:BARS][::-1]
+    chosen = [row for row in moving if row["suite"] in ("memory", "llm", "attention")]
+    chosen += [row for row in moving if row["suite"] == "gemv" and row["key"].endswith("batch 1")]
+    chosen = (chosen or moving)[:BARS][::-1]
     axes.barh([row["key"] for row in chosen], [100 * row["share"] for row in chosen], color="#9467bd")
     axes.axvline(100, color="black", linewidth=1)
     axes.set_xlabel("% of the copied bytes a second")
-    axes.tick_params(axis="y", labelsize=7)
+    axes.tick_params(axis="y", labelsize=6)

@@ -229,6 +229,27 @@ def test_json_compare_and_status(capsys, tmp_path, monkeypatch):
     assert "no rows in it" in capsys.readouterr().err
 
 
+def test_what_was_measured_outlives_an_interruption(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    good = gemm.case(gemm.Product(8, 8, 8))
+
+    def stop(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gemm, "cases", lambda caps, **_: [good, replace(good, key="stops", make=stop)])
+    arguments = ["bench", "gemm", "--against", "none", "--json", str(tmp_path / "part.json")]
+    assert cli.main(arguments) == 130
+    report = json.loads((tmp_path / "part.json").read_text())
+    assert report["interrupted"] and [row["key"] for row in report["rows"]] == [good.key]
+
+
+def test_bad_options_leave_an_earlier_file_alone(tmp_path):
+    file = tmp_path / "good.json"
+    file.write_text("as it was")
+    assert cli.main(["bench", "gemm", "--shape", "4", "--against", "none", "--json", str(file)]) == 2
+    assert file.read_text() == "as it was"
+
+
 def test_a_picture_needs_matplotlib(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["bench", "gemm", "--plot", str(tmp_path / "x.png")]) == 2
