@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 REGISTER = {"f32": "f32", "f16": "f32", "i32": "i32", "u32": "u32", "bool": "bool"}  # what a kernel computes with
 STORED = {"f32": "f32", "f16": "f16", "i32": "i32", "u32": "u32", "bool": "u32"}
 WG = {"cpu": 64, "gpu": 256}  # invocations a workgroup of a generated kernel
-STEPS = {1: 4, 4: 4, 8: 2, 16: 1}  # items an invocation handles, by bytes of the largest: enough to pay for its launch
+STEPS = {1: 4, 2: 4, 4: 4, 8: 2, 16: 1}  # items an invocation handles, by bytes of the largest: enough to pay for its launch
 MAX_ELEMENTS = (1 << 32) - (1 << 24)  # u32 indices, with room for the overhang of a folded grid
 
 
