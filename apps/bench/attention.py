@@ -5,6 +5,7 @@ FLOPs: 4 times the pairs of query and key, times the head size; half of the pair
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from nn.tensor import Tensor
 if TYPE_CHECKING:
     from gpu.device import Capabilities
 
+FIRST = re.compile(r"f(16|32) 4x16x4096x\d+|f(16|32) 1x8x4096x64.*|.* context (4096|32768)|f16 1x1x.*")  # as in gemm.py
 ROTATE = {"gpu": 512 << 20, "cpu": 8 << 20}
 LONG = 262_144  # tokens
 MEMORY = 1.05  # bytes taken over those of inputs and outputs

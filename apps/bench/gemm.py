@@ -7,6 +7,7 @@ is (K, M). A linear layer runs nt forward, nn for the gradient of its input and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 CHAR = ("gpt-char", 16384, [("qkv", 1152, 384), ("proj", 384, 384), ("up", 1536, 384), ("down", 384, 1536)])
 GPT2 = ("gpt2-124m", 8192, [("qkv", 2304, 768), ("proj", 768, 768), ("up", 3072, 768), ("down", 768, 3072)])
 HEADS = [("gpt2-124m", 8192, "head", 50257, 768)]
+# Rows that run before the others, where time is short: some for everything that docs/bench/targets.py aims at.
+FIRST = re.compile(
+    r"f(32|16) nn 4096x4096x4096( \+ bias\+gelu)?|bf16 .*|f32 .*  \S+ (qkv|up) .*|f(32|16) nt (16|64)x4096x4096"
+    r"|f32 nn (4095x4097x4093|4096x4224x4096|333x4096x4096|384x4096x4096)|q4_0 linear 512x.*"
+)
 TILE = 128  # what odd shapes are compared with: the next multiple of it
 ODD = [(4095, 4097, 4093), (1000, 1000, 1000), (4096, 4096, 4095), (333, 4096, 4096), (4096, 1001, 4096)]
 

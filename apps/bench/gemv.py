@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from nn.tensor import Tensor
 if TYPE_CHECKING:
     from gpu.device import Capabilities
 
+FIRST = re.compile(r"q\S+ \S+ batch 1|q4_0 4096x4096 .*")  # as in gemm.py
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 ESSENTIAL = ("q4_0", "q4_k", "q8_0", "f16")  # all batches also where time is short
 ROTATE = {"gpu": 512 << 20, "cpu": 16 << 20}

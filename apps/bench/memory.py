@@ -5,6 +5,7 @@ Bytes: every operand read once and every result written once. The ceiling is the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from nn.tensor import Tensor
 if TYPE_CHECKING:
     from gpu.device import Capabilities
 
+FIRST = re.compile(r"f32 .*16384.*")  # as in gemm.py
 EPS = 1e-5
 
 

@@ -60,7 +60,7 @@ class Runner:
         budget: Budget,
         seconds: float | None,
     ) -> list[Row]:
-        """Every row of a suite, in its order; those of level 1 are measured first, then what the time allows.
+        """Every row of a suite, in its order; those that FIRST names are measured first, then level 1, then level 2.
 
         seconds: this suite's part of the budget.
         """
@@ -69,8 +69,9 @@ class Runner:
         unique = list({case.key: case for case in cases}.values())
         end = time.perf_counter() + (seconds if seconds is not None else float("inf"))
         rows: dict[str, Row] = {}
-        for level in (1, 2):
-            these = [case for case in unique if case.level == level]
+        level_of = {case.key: 0 if module.FIRST.fullmatch(case.key) else case.level for case in unique}
+        for level in (0, 1, 2):
+            these = [case for case in unique if level_of[case.key] == level]
             for done, case in enumerate(these):
                 left = min(end - time.perf_counter(), budget.left)
                 if left <= 0:
@@ -80,7 +81,7 @@ class Runner:
                     row = self.case(case, rows)
                 rows[case.key] = row
                 self.rows.append(row)
-                if level == 1 or row.status != "skipped":
+                if level < 2 or row.status != "skipped":
                     self.show(row)
         self.made.drop()
         return [rows[case.key] for case in unique]
