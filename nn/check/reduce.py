@@ -59,12 +59,13 @@ def cases() -> list[Case]:
 
 
 def ways(device: Device, how: str, kind: str, matrix: fold.Matrix, shape: tuple[int, int]) -> list[fold.FoldVariant]:
-    """The variants to check at a shape: all of them for sums, else packs among few and single elements among many."""
+    """The variants to check at a shape: most of them for sums, else packs among few and single elements among many."""
     entry = f"fold_{how.split()[0]}"
     found = [v for v in fold.variants(device.caps, matrix) if v.entry == entry]
     found = [v for v in found if v.subgroups == ("subgroups" in how) and v.wg <= device.caps.max_invocations]
     if kind != "sum":
         return [v for v in found if entry == "fold_serial" or v.lanes == (4 if v.pack == 4 else 32)]
+    found = [v for v in found if entry == "fold_serial" or v.lanes in ((1, 32) if v.pack == 4 else (4, 256))]
     gpu = fold.default(replace(device.caps, kind="gpu", subgroups="subgroups" in how), matrix, *shape)
     return list(dict.fromkeys([*found, *([gpu] if gpu.entry == entry else [])]))
 

@@ -72,7 +72,7 @@ def _run(device: Device, rng: np.random.Generator, *, elem: str, log: bool, how:
         )
         return Outcome(fetch(device, out), right, rtol, atol, label=f"{variant.name}, {label}")
 
-    ways = list(runs(device.caps, how, every=elem == "f32", folded=elem == "f32" and not log))
+    ways = list(runs(device.caps, how, every=elem == "f32" and not log, folded=elem == "f32" and not log))
     for variant, shape in ways:
         yield outcome(variant, rng.standard_normal(shape) * 4, str(shape))
     for variant in dict.fromkeys(variant for variant, _ in ways):

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 REGISTER = {"f32": "f32", "f16": "f32", "i32": "i32", "u32": "u32", "bool": "bool"}  # what a kernel computes with
 STORED = {"f32": "f32", "f16": "f16", "i32": "i32", "u32": "u32", "bool": "u32"}
 WG = {"cpu": 64, "gpu": 256}  # invocations a workgroup of a generated kernel
-STEPS = {1: 4, 2: 4, 4: 4, 8: 2, 16: 1}  # items an invocation handles, by bytes of the largest: enough to pay for its launch
+STEPS = {8: 2, 16: 1}  # vectors an invocation handles, by the bytes of the largest: enough to pay for its launch
+ELEMENTS = 4  # or single elements
 MAX_ELEMENTS = (1 << 32) - (1 << 24)  # u32 indices, with room for the overhang of a folded grid
 
 
@@ -306,7 +307,8 @@ def generate(
         shape, strides = coalesce(shape, strides)
     addresses = Addresses(shape, list(zip(strides, offsets)))
     declared, names = bindings(body, keys, flags[:count], 1)
-    steps = STEPS[max(DTYPES[d][0] for d in (dtype, *(load.dtype for load in body.loads))) * (4 if wide else 1)]
+    largest = 4 * max(DTYPES[d][0] for d in (dtype, *(load.dtype for load in body.loads)))
+    steps = STEPS[largest] if wide else ELEMENTS
     lines = addresses.coordinates("i", 0, len(shape))
     stored_type = STORED[dtype]
     element = f"vec4<{stored_type}>" if wide else stored_type

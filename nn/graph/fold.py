@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BUSY = 1 << 16  # invocations that keep a large GPU busy
 WORKGROUPS = 528  # of 256 invocations that do: four for each core of an H200
+LAST = 4096  # partial results a row that one more pass joins
 NARROW = 32  # neighbouring columns that make a whole line of a cache
 EMPTY: dict[str, float | int | bool] = {"sum": 0, "prod": 1, "mean": math.nan, "any": False, "all": True}
 
@@ -67,6 +68,11 @@ class FoldVariant:
     subgroups: bool = False
 
     @property
+    def columns(self) -> int:
+        """Columns that come at once."""
+        return self.pack if self.entry == "fold_rows" else 1
+
+    @property
     def name(self) -> str:
         how = " subgroups" if self.subgroups else ""
         return f"{self.entry} {self.lanes} lanes of {self.pack}, {self.wg}{how}"
@@ -89,12 +95,13 @@ def reduce_steps(
     rows, cols = math.prod(shape[a] for a in kept), math.prod(shape[a] for a in op.axes)
     fold = fold_of(op.kind, REGISTER[expr.dtype])
     matrix = Matrix.of(expr, shape, kept, op.axes)
+    pair = (2,) if fold.acc == "vec2<u32>" else ()
+    width = 8 if pair else 4
     steps: list[FoldStep] = []
     source: Expr | Value = expr
     while True:
-        chosen = variant if variant is not None and not steps else default(caps, matrix, rows, cols)
-        parts, chunk = split(chosen, rows, cols)
-        pair = (2,) if fold.acc == "vec2<u32>" else ()
+        chosen = variant if variant is not None and not steps else default(caps, matrix, rows, cols, width=width)
+        parts, chunk = (1, cols // chosen.columns) if steps and cols <= LAST else split(chosen, rows, cols)
         across = chosen.entry == "fold_columns"
         partial = (parts, rows, *pair) if across else (rows, parts, *pair)
         target = out if parts == 1 else Value(Spec(partial, "u32" if pair else fold.acc))
@@ -159,8 +166,11 @@ def variants(caps: Capabilities, matrix: Matrix) -> list[FoldVariant]:
     return found
 
 
-def default(caps: Capabilities, matrix: Matrix, rows: int, cols: int) -> FoldVariant:
-    """Rows or columns by what lies along memory; as many invocations an output as keep a large GPU busy."""
+def default(caps: Capabilities, matrix: Matrix, rows: int, cols: int, *, width: int = 8) -> FoldVariant:
+    """Rows or columns by what lies along memory; as many invocations an output as keep a large GPU busy.
+
+    width: bytes of a partial result.
+    """
     if caps.kind != "gpu":
         return FoldVariant("fold_serial")
     wg = 256
@@ -168,14 +178,15 @@ def default(caps: Capabilities, matrix: Matrix, rows: int, cols: int) -> FoldVar
     along = bool(matrix.inner) and matrix.runs(last_col)
     if not along and matrix.outer and (matrix.runs(last_row) or rows >= 1024):
         pack = 4 if matrix.packs(last_row) else 1
-        packs, wide = -(-rows // pack), 1 << (min(caps.max_invocations, 1024).bit_length() - 1)
-        narrow = NARROW // pack
-        if packs >= 96 * narrow and wide * 4 * pack * (1 + matrix.single) <= caps.max_workgroup_bytes:
-            return FoldVariant("fold_columns", pack, narrow, wide)  # enough workgroups without cutting columns
-        return FoldVariant("fold_columns", pack, power(packs, 32), wg)
+        lanes, wide = power(-(-rows // pack), NARROW // pack), wg
+        while 2 * wide <= min(caps.max_invocations, 1024):
+            wide *= 2
+        while wide * pack * width > caps.max_workgroup_bytes:
+            wide //= 2
+        return FoldVariant("fold_columns", pack, lanes, wide)
     pack = 4 if matrix.inner and matrix.packs(last_col) else 1
     packs = cols // pack
-    lanes = power(packs // 4, wg)
+    lanes = power(packs // 4, 8) if packs < 128 else power(packs // 16 + 1, wg)
     while rows * lanes < BUSY and lanes < min(wg, packs):
         lanes *= 2
     return FoldVariant("fold_rows", pack, lanes, wg if rows * lanes >= BUSY else max(lanes, 64), caps.subgroups)
@@ -196,7 +207,8 @@ def split(chosen: FoldVariant, rows: int, cols: int) -> tuple[int, int]:
         busy, least, longest = WORKGROUPS * chosen.wg // (rows * chosen.lanes), 4 * unit, 1024 * unit
     else:
         unit = 4 * chosen.wg // chosen.lanes
-        busy, least, longest = WORKGROUPS // -(-rows // (chosen.pack * chosen.lanes)), 2 * unit, 1024 * unit
+        tiles = -(-rows // (chosen.pack * chosen.lanes))
+        busy, least, longest = WORKGROUPS * 256 // (tiles * chosen.wg), 2 * unit, 1024 * unit
     parts = max(1, min(busy, cols // least), -(-cols // longest))
     chunk = -(-cols // parts)
     chunk = chunk if parts == 1 else -(-chunk // unit) * unit
@@ -281,7 +293,7 @@ class FoldStep:
 
     @property
     def packed_cols(self) -> int:
-        return self.cols // self.variant.pack if self.variant.entry == "fold_rows" else self.cols
+        return self.cols // self.variant.columns
 
     @property
     def grid(self) -> int:

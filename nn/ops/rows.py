@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpu.device import Capabilities
     from nn.ops.base import Array
 
-HELD = {4: 8, 1: 16}  # most packs of so many elements that an invocation keeps: 32 and 16 registers
 BUSY = 1 << 16  # invocations that keep a large GPU busy
 
 
@@ -45,17 +44,23 @@ class RowVariant:
 SERIAL = RowVariant(0, wg=8)
 
 
-def default(caps: Capabilities, rows: int, cols: int) -> RowVariant:
+def held_most(pack: int, lanes: int, dtype: str) -> int:
+    """Packs that an invocation keeps at most. Long rows of f16 keep more before they take more than 256 lanes."""
+    return 16 if pack == 1 or (dtype == "f16" and lanes >= 256) else 8
+
+
+def default(caps: Capabilities, rows: int, cols: int, dtype: str = "f32") -> RowVariant:
     """Few invocations a row with much to keep each, as long as there are rows enough to keep the device busy."""
     if caps.kind == "cpu":
         return SERIAL
     pack = 4 if cols % 4 == 0 else 1
     packs = cols // pack
-    most = 1 << (min(caps.max_invocations, 1024).bit_length() - 1)
     lanes = 4
-    while lanes < most and (lanes * HELD[pack] < packs or (rows * lanes < BUSY and lanes < min(packs, 256))):
+    while 2 * lanes <= min(caps.max_invocations, 1024) and (
+        lanes * held_most(pack, lanes, dtype) < packs or (rows * lanes < BUSY and lanes < min(packs, 256))
+    ):
         lanes *= 2
-    held = min(-(-packs // lanes), HELD[pack])
+    held = min(-(-packs // lanes), held_most(pack, lanes, dtype))
     return RowVariant(lanes, held, max(lanes, 128 if rows * lanes >= BUSY else 32), pack, caps.subgroups)
 
 
@@ -66,7 +71,7 @@ def variants(caps: Capabilities, rows: int, cols: int) -> Sequence[RowVariant]:
         for lanes in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
             if lanes > caps.max_invocations or (lanes > 4 and lanes >= 2 * (cols // pack)):
                 break
-            held = min(-(-cols // pack // lanes), HELD[pack])
+            held = min(-(-cols // pack // lanes), held_most(pack, lanes, "f32"))
             found += [
                 RowVariant(lanes, held, max(lanes, wg), pack, subgroups)
                 for wg in (64, 256) if max(lanes, wg) <= caps.max_invocations
@@ -97,7 +102,7 @@ def record_rows(
     if rows == 0 or cols == 0:
         return
     device = record.device
-    chosen = variant or default(device.caps, rows, cols)
+    chosen = variant or default(device.caps, rows, cols, x.dtype)
     types = {"Elem": x.dtype}
     operands |= {"x": x.buffer, "out": out.buffer, "rows": rows}
     if not chosen.lanes:

@@ -41,15 +41,24 @@ fn fold_rows(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid
   let start = (o % p.parts) * p.chunk;
   let end = min(start + p.chunk, p.cols);
   var parts = array<Acc, 4>(neutral(), neutral(), neutral(), neutral());
-  for (var c = start + lane % LANES; c < end; c += 4u * LANES) {  // four loads on their way at once, the last ones twice
+  var c = start + lane % LANES;
+  for (; c + 3u * LANES < end; c += 4u * LANES) {                 // four loads on their way at once
+    let v0 = values(row, c);
+    let v1 = values(row, c + LANES);
+    let v2 = values(row, c + 2u * LANES);
+    let v3 = values(row, c + 3u * LANES);
+    parts[0] = join(parts[0], joined(v0));
+    parts[1] = join(parts[1], joined(v1));
+    parts[2] = join(parts[2], joined(v2));
+    parts[3] = join(parts[3], joined(v3));
+  }
+  if (c < end) {                                                  // and so the last ones, some of them in vain
     let v0 = values(row, c);
     let v1 = values(row, min(c + LANES, end - 1u));
     let v2 = values(row, min(c + 2u * LANES, end - 1u));
-    let v3 = values(row, min(c + 3u * LANES, end - 1u));
     parts[0] = join(parts[0], joined(v0));
     if (c + LANES < end) { parts[1] = join(parts[1], joined(v1)); }
     if (c + 2u * LANES < end) { parts[2] = join(parts[2], joined(v2)); }
-    if (c + 3u * LANES < end) { parts[3] = join(parts[3], joined(v3)); }
   }
   let a = join_run(lane, join(join(parts[0], parts[1]), join(parts[2], parts[3])));
   if (lane % LANES == 0u && o < p.rows * p.parts) { out[o] = finish(a); }
@@ -70,16 +79,22 @@ fn fold_columns(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) g
   let step = WG / LANES;
   var sums: array<Acc, PACK>;
   for (var j = 0u; j < PACK; j++) { sums[j] = neutral(); }
-  for (var c = part * p.chunk + lane / LANES; c < end; c += 4u * step) {
+  var c = part * p.chunk + lane / LANES;
+  for (; c + 3u * step < end; c += 4u * step) {
+    var v0 = values(row, c);
+    var v1 = values(row, c + step);
+    var v2 = values(row, c + 2u * step);
+    var v3 = values(row, c + 3u * step);
+    for (var j = 0u; j < PACK; j++) { sums[j] = join(sums[j], join(join(v0[j], v1[j]), join(v2[j], v3[j]))); }
+  }
+  if (c < end) {
     var v0 = values(row, c);
     var v1 = values(row, min(c + step, end - 1u));
     var v2 = values(row, min(c + 2u * step, end - 1u));
-    var v3 = values(row, min(c + 3u * step, end - 1u));
     for (var j = 0u; j < PACK; j++) {
       sums[j] = join(sums[j], v0[j]);
       if (c + step < end) { sums[j] = join(sums[j], v1[j]); }
       if (c + 2u * step < end) { sums[j] = join(sums[j], v2[j]); }
-      if (c + 3u * step < end) { sums[j] = join(sums[j], v3[j]); }
     }
   }
   column_partial[lane] = sums;
