@@ -11,6 +11,7 @@ the same ids give as one prompt, which other kernels compute.
 from __future__ import annotations
 
 import statistics
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import numpy as np
 
 from apps import term
 from apps.bench.case import Row
+from apps.bench.measure import LONGEST_BATCH, Sample, repeat
 from nn.generate.engine import Engine, Timings
 from nn.generate.options import SamplingOptions
 from nn.models.config import flops_per_token, kv_bytes
@@ -129,7 +131,7 @@ def measure(
     prompts = {plan.prompt: [t.prompt_seconds for t in decoded]}
     for length in plan.prompts:
         prompts[length] = _prompt(engine, ids[:length], plan.runs)
-    step = runner.watch.time([engine.decode_plan], limit=0.4)
+    step = _step_seconds(runner, engine, plan)
     report: dict[str, Any] = {
         "model": file.path.name,
         "prompt_tokens": plan.prompt,
@@ -142,8 +144,8 @@ def measure(
         "first_token_seconds": round(first, 2),
         "dispatches": engine.dispatches,
         "budget": budget_of(runner, file, engine, plan),
-        "gpu_us": round(step.median * 1e6, 1),
-        "encode_us": round(_encode_seconds(engine) * 1e6, 1),
+        "gpu_us": round(step * 1e6, 1),
+        "encode_us": round(_encode_seconds(engine, plan) * 1e6, 1),
     }
     if profile:
         report["kernels"] = kernels_of(engine)
@@ -202,12 +204,29 @@ def _wrong(engine: Engine, ids: list[int], answer: list[int]) -> str | None:
     return None
 
 
-def _encode_seconds(engine: Engine) -> float:
+def _step_state(plan: Plan) -> bytes:
+    """The step after the prompt: position, tokens, seed, draw. Each step moves the position on by itself."""
+    return struct.pack("<4I", plan.prompt, 1, 0, 1)
+
+
+def _step_seconds(runner: Runner, engine: Engine, plan: Plan) -> float:
+    """Seconds of one decode step on the device, in a row of at most as many as the answer has."""
+
+    def batch(steps: int) -> float:
+        engine.model.step.buffer.write(_step_state(plan))
+        return runner.watch.batch([engine.decode_plan], steps) / steps
+
+    steps = max(1, min(plan.tokens, int(LONGEST_BATCH / max(batch(1), 1e-6))))
+
+    return repeat(lambda: batch(steps), 0.4, clock=runner.watch.clock).median
+
+
+def _encode_seconds(engine: Engine, plan: Plan) -> float:
     """Host seconds to encode and submit one step."""
     times = []
     for _ in range(13):
         start = time.perf_counter()
-        engine.decode_plan.replay()
+        engine.decode_plan.replay(write=(engine.model.step.buffer, _step_state(plan)))
         times.append(time.perf_counter() - start)
         engine.device.wait()
     return statistics.median(times[3:])
@@ -274,8 +293,6 @@ def _rows(
 
 def _row(key: str, seconds: Sequence[float], tokens: int) -> Row:
     """One row in seconds a token."""
-    from apps.bench.measure import Sample
-
     sample = Sample.of([s / max(tokens, 1) for s in seconds], "wall")
     rate = 1.0 / sample.median if sample.median > 0 else 0.0
     return Row(
