@@ -77,5 +77,6 @@ def test_the_measured_table_is_that_of_the_stored_runs():
     assert done.returncode == 0, "python docs/bench/table.py writes it again"
 
 
-def test_the_picture_is_small():
-    assert 10_000 < (ROOT / "docs/img/chat.gif").stat().st_size < 500_000
+@pytest.mark.parametrize("name", ["chat.gif", "trace.png"])
+def test_pictures_are_small(name):
+    assert 10_000 < (ROOT / "docs/img" / name).stat().st_size < 500_000
