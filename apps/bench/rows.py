@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 KERNEL_SUITES = ("gemm", "gemv", "attention", "memory")
 ROW_SECONDS = {"gpu": 0.25, "cpu": 2.0}  # to warm and measure one row
+LONGEST_CALL = 0.25  # seconds of one call at the ceilings
 PEER_SECONDS = {"gpu": 0.12, "cpu": 0.5}
 
 
@@ -113,7 +114,7 @@ class Runner:
         return Row(case.suite, case.key, case.dtype, flops=case.flops, nbytes=case.nbytes, **more)
 
     def _no_room(self, case: Case) -> str:
-        """Why the operands do not fit here; empty if they do."""
+        """Why this row is not for this device; empty if it is."""
         from nn.models.load import default_memory
 
         caps = self.device.caps
@@ -125,6 +126,11 @@ class Runner:
         room = default_memory(self.device)
         if case.need > 0.8 * room:
             return f"takes {term.size_text(case.need)}, this device is given {term.size_text(room)}"
+        least, _ = self.ceilings.bound(case.flops, case.nbytes, matrix=case.matrix)
+        if caps.kind == "gpu" and least > LONGEST_CALL:
+            return (
+                f"takes {least:.2g} s or more here in one go, which drivers may take for a hang; give a smaller --shape"
+            )
         return ""
 
     def _measure(self, case: Case, row: Row) -> None:

@@ -102,8 +102,10 @@ def test_what_does_not_fit_is_skipped_with_the_reason(runner):
     assert runner.case(huge, {}).note.startswith("a buffer of ")
     wide = replace(broken("wrong"), need=1 << 62)
     assert re.match(r"takes .*, this device is given", runner.case(wide, {}).note)
-    runner.device.caps, before = replace(runner.device.caps, f16=False), runner.device.caps
+    runner.device.caps, before = replace(runner.device.caps, f16=False, kind="gpu"), runner.device.caps
     try:
+        endless = replace(broken("wrong"), flops=1e10)
+        assert runner.case(endless, {}).note.startswith("takes 1 s or more here in one go")
         assert runner.case(replace(broken("wrong"), dtype="f16"), {}).note == "the device has no f16"
     finally:
         runner.device.caps = before
