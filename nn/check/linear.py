@@ -7,7 +7,7 @@ tile divides, weights in several windows; the kernels of both kinds of device ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +18,20 @@ from nn.check import arrays, reference
 from nn.check.base import Case, Outcome
 from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array, Op
-from nn.ops.linear import (
-    GatedMLP,
-    Linear,
-    NormLinear,
-    QKVRope,
+from nn.ops.linear import GatedMLP, Linear, NormLinear, QKVRope, multiply
+from nn.ops.linear_variants import (
+    DIGITS,
+    F32,
+    GEMM,
+    GEMV,
+    ROW,
+    TILES,
+    Shape,
     Variant,
-    gemm_variant,
+    gemm_fits,
     gemv_variant,
-    multiply,
     row_variant,
+    variants,
 )
 from nn.quant import FORMATS, Weight, dequantize, format_of
 
@@ -83,6 +87,9 @@ def _rows(
     subgroups: bool | None = None,
 ) -> Iterator[Outcome]:
     """An entry that makes rows of out: linear*, norm_linear, gated_linear, norm_gated_linear. cols: whole blocks."""
+    if chosen.path == GEMM and not gemm_fits(device.caps, chosen):
+        yield Outcome(np.array(chosen in variants(device.caps, Shape(9, rows, cols, format))), np.array(False))
+        return
     raw = random_raw(rng, format, rows, cols)
     weight, matrix = upload_in(device, raw, (rows, cols), format, pieces), dequantize(raw, format)
     for t in tokens:
@@ -303,61 +310,75 @@ class _Form:
     blocks: int = 3  # of 32, a row
     subgroups: bool | None = None
     entries: tuple[str, ...] = (*PLAIN, *PAIRED, *QKV)
+    dots: str = F32  # gemv only
 
 
 def _forms() -> list[_Form]:
     def row(tokens: int) -> Callable[[str, str], Variant]:
         return lambda entry, format: row_variant(tokens, dense=format_of(format).dense)
 
-    def gemv(tile: int, rows: int, blocks: int) -> Callable[[str, str], Variant]:
-        return lambda entry, format: gemv_variant(
-            tile, rows, blocks * 32, 32, paired="gated" in entry or "qkv" in entry
-        )
+    def gemv(dots: str, blocks: int, rows: int, most: int, **options: Any) -> Callable[[str, str], Variant]:
+        def make(entry: str, format: str) -> Variant:
+            paired = "gated" in entry or "qkv" in entry
+            form = gemv_variant(dots, blocks, rows=max(rows, 1 + paired), memory=16_384, **options)
+            return replace(form, most=most)
+
+        return make
 
     found = [
-        _Form("row", row(1), "matmul/row.wgsl", (1,)),
-        _Form("row 4 tokens", row(4), "matmul/row.wgsl", (2, 3, 8, 9, 33)),
+        _Form("row", row(1), ROW, (1,)),
+        _Form("row 4 tokens", row(4), ROW, (2, 3, 8, 9, 33)),
     ]
-    for tile, rows, tokens in ((1, 64, (1,)), (1, 1 << 20, (1,)), (2, 64, (2,)), (4, 64, (3, 8, 9, 33))):
+    # Blocks: more than the lanes and than one chunk; or few: several rows share a subgroup. `most` 3: several rounds.
+    for name, make, tokens, blocks in (
+        ("1 lanes 32", gemv(F32, 115, 1, 3, tokens=1, lanes=32, unroll=1, group=64, within=False), (1,), 115),
+        ("1 lanes 4 unroll 2", gemv(F32, 3, 1, 0, tokens=1, lanes=4, unroll=2, group=256, within=False), (1,), 3),
+        ("2 lanes 8", gemv(F32, 50, 2, 3, tokens=2, lanes=8, unroll=1, group=128, within=False), (2,), 50),
+        ("4 lanes 16", gemv(F32, 35, 2, 0, tokens=4, lanes=16, unroll=1, group=64, within=False), (3, 8, 9, 33), 35),
+    ):
         for subgroups in (True, False):
-            # More blocks than the lanes and than one chunk; then few, so that several rows share a subgroup.
-            for blocks in (64 // tile + 3, 3) if (tile, rows) == (1, 64) else (64 // tile + 3,):
-                make = gemv(tile, rows, blocks)
-                lanes = dict(make("linear", "f32").constants)["LANES"]
-                name = f"gemv {tile} lanes {lanes}{' subgroups' if subgroups else ''}"
-                found.append(_Form(name, make, "matmul/gemv.wgsl", tokens, blocks, subgroups))
-    for tokens in ((9, 33, 65), (1, 9)):
-        form = gemm_variant(tokens[-1], 1 << 20)
-        entries = (*PLAIN[:4], PAIRED[0])
+            label = f"gemv {name}{' subgroups' if subgroups else ''}"
+            found.append(_Form(label, make, GEMV, tokens, blocks, subgroups))
+    for name, make, tokens, blocks in (
+        ("1 lanes 32", gemv(DIGITS, 150, 1, 3, tokens=1, lanes=32, unroll=2, group=64, within=False), (1,), 150),
+        ("1 lanes 8", gemv(DIGITS, 18, 1, 3, tokens=1, lanes=8, unroll=2, group=128, within=True), (1,), 18),
+        ("2 lanes 8", gemv(DIGITS, 70, 2, 0, tokens=2, lanes=8, unroll=1, group=64, within=True), (1, 2), 70),
+        ("4 lanes 8", gemv(DIGITS, 3, 4, 3, tokens=4, lanes=8, unroll=1, group=32, within=True), (3, 8, 9), 3),
+    ):
+        found.append(_Form(f"gemv digits {name}", make, GEMV, tokens, blocks, True, dots=DIGITS))
+    for form in TILES:
         make = partial(lambda entry, format, form: form, form=form)
-        found.append(_Form(f"gemm {form.tokens} tokens", make, form.path, tokens, entries=entries))
+        tokens = (form.tokens // 2 + 1, form.tokens + 1)
+        found.append(_Form(form.name, make, form.path, tokens, 5, entries=(*PLAIN[:4], PAIRED[0])))
     return found
 
 
 def cases() -> list[Case]:
-    """Row kernels meet every format, each form of the others every fourth of them; entries rotate."""
+    """Row kernels meet every format, each form of gemv every fourth, each tile every eighth of them; entries rotate."""
     found: list[Case] = []
     for number, form in enumerate(_forms()):
         for i, format in enumerate(FORMATS):
-            if form.path != "matmul/row.wgsl" and (i + number) % 4:
+            if form.path != ROW and (i + number) % (8 if form.path == GEMM else 4):
+                continue
+            if form.dots == DIGITS and format_of(format).dense:
                 continue
             entry, cols = form.entries[len(found) % len(form.entries)], _whole(format, form.blocks)
             shaders = (form.path, f"quant/{format}.wgsl", *_SHARED)
-            if form.path != "matmul/gemm_weight.wgsl":
+            if form.path != GEMM:
                 shaders += ("matmul/entries.wgsl",)
-            if form.path == "matmul/gemv.wgsl":
-                shaders += ("matmul/lanes_subgroup.wgsl" if form.subgroups else "matmul/lanes.wgsl",)
+            if form.path == GEMV:
+                shaders += ("matmul/lanes_subgroup.wgsl" if form.subgroups else "matmul/lanes.wgsl", form.dots)
             options: dict[str, Any] = {"chosen": form.make(entry, format), "entry": entry, "format": format}
             options |= {"cols": cols, "tokens": form.tokens, "subgroups": form.subgroups}
             label = f"matmul/{entry}: {form.name}, {format} K={cols}"
-            needs = {"subgroups"} if form.subgroups else set()
+            needs = {"wide_subgroups" if form.dots == DIGITS else "subgroups"} if form.subgroups else set()
             if entry in QKV:
                 cache = ("f32", "f16")[len(found) // len(form.entries) % 2]
                 run = partial(_qkv, cache=cache, **options, **_SHAPES[number % 2])
                 needs |= {"f16"} if cache == "f16" else set()
                 label += f" cache {cache}"
             else:
-                several = form.path != "matmul/row.wgsl"  # windows, always where a format stands for others
+                several = form.path != ROW  # windows, always where a format stands for others
                 pieces = 2 + i % 2 if several else 1 + i % 3
                 shape = {"rows": 78, "pieces": 1} if "gated" in entry else {"rows": 77, "pieces": pieces}
                 run = partial(_rows, activation=("silu", "gelu_tanh")[number % 2], **options, **shape)

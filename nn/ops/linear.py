@@ -1,9 +1,9 @@
 """Products with weight matrices in any storage format, and what a transformer block fuses to them.
 
 y[t, n] = sum_k x[t, k] W[n, k], with W read block by block in its storage format and sums in f32. Three kernels share
-their interface (shaders/matmul/weight.wgsl): `row` for software drivers, `gemv` for up to 8 tokens on a GPU,
-`gemm_weight` for more. One token takes one dispatch for each of the public functions below, RMSNorm, bias, residual,
-gate, rotary embedding and cache write included; more tokens take separate dispatches where that is faster.
+their interface (shaders/matmul/weight.wgsl): `row` for software drivers, `gemv` for few tokens on a GPU, `gemm_weight`
+for more (nn/ops/linear_variants.py). One token takes one dispatch for each of the public functions below: RMSNorm,
+bias, residual, gate, rotary embedding and cache write included. More take separate ones where that is faster.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpu.work import Cost, Scope
 from nn.ops.base import DTYPES, FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
+from nn.ops.linear_variants import GEMV, ROW, Shape, Variant, default
 from nn.ops.norm import record_rms_norm
-from nn.quant.formats import FORMATS, format_of
+from nn.quant.formats import FORMATS
 from nn.quant.repack import BLOCK
 from nn.quant.weight import Weight
 from nn.tensor import Tensor, apply
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from gpu.device import Capabilities
 
 ACTIVATIONS = ("silu", "gelu_tanh")
-_ROW, _GEMV, _GEMM = "matmul/row.wgsl", "matmul/gemv.wgsl", "matmul/gemm_weight.wgsl"
-_GEMV_TOKENS = 8  # more go through the tiled kernel
-_FILL = 96  # workgroups that keep a large GPU busy
-_MANY = 16384  # rows that keep a large GPU busy however few invocations share one
 
 
 # --- public functions -------------------------------------------------------------------------------------------------
@@ -115,61 +112,12 @@ def qkv_rope(
     return apply(op, x, norm_weight, k_cache, v_cache, rope, step, *weights, *more)
 
 
-# --- which kernel -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A kernel file with its constants; a workgroup makes `rows` rows of W times `tokens` rows of x."""
-
-    path: str
-    rows: int
-    tokens: int
-    constants: tuple[tuple[str, int], ...] = ()
-
-    def grid(self, rows: int, tokens: int) -> int:
-        return -(-rows // self.rows) * -(-tokens // self.tokens)
-
-
-def row_variant(tokens: int, *, dense: bool) -> Variant:
-    """An invocation makes several rows: the more, the less often x is read. Dense formats fill more registers a row."""
-    per_item, tile, group = (2 if dense else 4), 1, 8
-    if tokens > 1:
-        per_item, tile = 2 * per_item, 4
-    return Variant(_ROW, per_item * group, tile, (("ROWS", per_item), ("TOKENS", tile), ("WG", group)))
-
-
-def gemv_variant(tokens: int, rows: int, cols: int, lanes: int, *, paired: bool = False) -> Variant:
-    """Invocations share rows; `lanes` is the most that may share one (a subgroup, where there are subgroups).
-
-    Few rows: as many invocations as possible, to fill the device and to make each one's chain short. Many rows: fewer
-    invocations a row, whose blocks divide more evenly.
-    """
-    blocks = -(-cols // BLOCK)
-    tile = next(n for n in (1, 2, 4) if n >= min(tokens, 4))
-    chunk, share = 64 // tile, 4
-    while share < min(lanes, chunk, 8 if rows >= _MANY else 32) and share < blocks:
-        share *= 2
-    per_item, group = (2 if paired or tile > 1 or rows >= _MANY else 1), 256
-    constants = (("CHUNK", chunk), ("LANES", share), ("ROWS", per_item), ("TOKENS", tile), ("WG", group))
-    return Variant(_GEMV, group // share * per_item, tile, constants)
-
-
-def gemm_variant(tokens: int, rows: int) -> Variant:
-    """Tiles of 64 rows; fewer tokens a tile where there would be too few workgroups to fill a GPU, or few tokens."""
-    per = 8
-    while per > 1 and (8 * per >= 2 * tokens or -(-rows // 64) * -(-tokens // (8 * per)) < _FILL):
-        per //= 2
-    return Variant(_GEMM, 64, 8 * per, (("PER", per),))
+# --- recording --------------------------------------------------------------------------------------------------------
 
 
 def variant(caps: Capabilities, tokens: int, w: Weight, *, paired: bool = False) -> Variant:
     """The kernel to use on this device for so many rows of x. paired: for an entry that works on pairs of rows."""
-    if caps.kind == "cpu":
-        return row_variant(tokens, dense=format_of(w.format).dense)
-    if tokens > _GEMV_TOKENS:
-        return gemm_variant(tokens, w.shape[0])
-    return gemv_variant(tokens, *w.shape, caps.subgroup_size if caps.subgroups else 16, paired=paired)
+    return default(caps, Shape(tokens, *w.shape, w.format, paired))
 
 
 def multiply(
@@ -198,7 +146,7 @@ def multiply(
         entry,
         constants={**dict(chosen.constants), **(constants or {})},
         types=types,
-        parts={"format": w.shader},
+        parts={"format": w.shader, **dict(chosen.parts)},
         subgroups=subgroups,
     )
     sizes = {**dict.fromkeys(("heads", "kv_heads", "head_dim", "rotated", "context", "table_rows"), 0), **(sizes or {})}
@@ -436,7 +384,7 @@ def product_cost(
 
 def _norm_fuses(chosen: Variant, tokens: int, cols: int) -> bool:
     """Whether the kernel norms x itself: it repeats that in every workgroup, which pays for few tokens only."""
-    return cols % BLOCK == 0 and (chosen.path == _GEMV or (chosen.path == _ROW and tokens == 1))
+    return cols % BLOCK == 0 and (chosen.path == GEMV or (chosen.path == ROW and tokens == 1))
 
 
 def _linear(

@@ -1,5 +1,6 @@
-// Entry points of the products with a weight matrix, the same for row.wgsl and gemv.wgsl, which give `place`, `products`,
-// `norm_products` (RMSNorm of x first, Zhang & Sennrich 2019, arXiv:1910.07467) and `stores`. y[t, n] = sum_k x[t, k] W[n, k].
+// Entry points of the products with a weight matrix, the same for row.wgsl and gemv.wgsl, which give `rounds`, `place`,
+// `products`, `norm_products` (RMSNorm of x first, Zhang & Sennrich 2019, arXiv:1910.07467) and `stores`.
+//   y[t, n] = sum_k x[t, k] W[n, k]
 //   linear              out[t, n] = y[t, n];   _bias: + bias[n];   _residual: + residual[t, n]
 //   norm_linear         x[t, k] replaced by x[t, k] gain[k] / sqrt(mean_k(x[t, k]^2) + eps)
 //   gated_linear        W: gate rows, then as many up rows.   out[t, n] = act(gate[t, n]) * up[t, n];   norm_: x normed
@@ -46,94 +47,112 @@ fn column(at: Place, r: u32) -> u32 { return p.row0 + at.item * ROWS + r; }
 @compute @workgroup_size(WG)
 fn linear(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
           @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = products(rows_of(at.item), at.token, lane);
-  for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
-    out[(at.token + t) * p.out_cols + column(at, r)] = sums[r * TOKENS + t];
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = products(rows_of(at.item), at.token, lane, round);
+    for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
+      out[(at.token + t) * p.out_cols + column(at, r)] = sums[r * TOKENS + t];
+    } } }
+  }
 }
 
 @compute @workgroup_size(WG)
 fn linear_bias(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = products(rows_of(at.item), at.token, lane);
-  for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
-    out[(at.token + t) * p.out_cols + column(at, r)] = sums[r * TOKENS + t] + bias[column(at, r)];
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = products(rows_of(at.item), at.token, lane, round);
+    for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
+      out[(at.token + t) * p.out_cols + column(at, r)] = sums[r * TOKENS + t] + bias[column(at, r)];
+    } } }
+  }
 }
 
 @compute @workgroup_size(WG)
 fn linear_residual(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                    @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = products(rows_of(at.item), at.token, lane);
-  for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
-    let i = (at.token + t) * p.out_cols + column(at, r);
-    out[i] = sums[r * TOKENS + t] + residual[i];
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = products(rows_of(at.item), at.token, lane, round);
+    for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
+      let i = (at.token + t) * p.out_cols + column(at, r);
+      out[i] = sums[r * TOKENS + t] + residual[i];
+    } } }
+  }
 }
 
 @compute @workgroup_size(WG)
 fn linear_bias_residual(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                         @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = products(rows_of(at.item), at.token, lane);
-  for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
-    let i = (at.token + t) * p.out_cols + column(at, r);
-    out[i] = sums[r * TOKENS + t] + bias[column(at, r)] + residual[i];
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = products(rows_of(at.item), at.token, lane, round);
+    for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
+      let i = (at.token + t) * p.out_cols + column(at, r);
+      out[i] = sums[r * TOKENS + t] + bias[column(at, r)] + residual[i];
+    } } }
+  }
 }
 
 @compute @workgroup_size(WG)
 fn norm_linear(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = norm_products(rows_of(at.item), at.token, lane);
-  for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
-    out[(at.token + t) * p.out_cols + column(at, r)] = sums[r * TOKENS + t];
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = norm_products(rows_of(at.item), at.token, lane, round);
+    for (var r = 0u; r < ROWS; r++) { for (var t = 0u; t < TOKENS; t++) { if (writes(at, lane, r, t)) {
+      out[(at.token + t) * p.out_cols + column(at, r)] = sums[r * TOKENS + t];
+    } } }
+  }
 }
 
 @compute @workgroup_size(WG)
 fn gated_linear(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                 @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = products(gated_rows(at.item), at.token, lane);
-  for (var i = 0u; i < PAIRS; i++) { for (var t = 0u; t < TOKENS; t++) { if (writes_pair(at, lane, i, t)) {
-    out[(at.token + t) * p.out_cols + at.item * PAIRS + i] = gated(sums[i * TOKENS + t], sums[(PAIRS + i) * TOKENS + t]);
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = products(gated_rows(at.item), at.token, lane, round);
+    for (var i = 0u; i < PAIRS; i++) { for (var t = 0u; t < TOKENS; t++) { if (writes_pair(at, lane, i, t)) {
+      out[(at.token + t) * p.out_cols + at.item * PAIRS + i] = gated(sums[i * TOKENS + t], sums[(PAIRS + i) * TOKENS + t]);
+    } } }
+  }
 }
 
 @compute @workgroup_size(WG)
 fn norm_gated_linear(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                      @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = norm_products(gated_rows(at.item), at.token, lane);
-  for (var i = 0u; i < PAIRS; i++) { for (var t = 0u; t < TOKENS; t++) { if (writes_pair(at, lane, i, t)) {
-    out[(at.token + t) * p.out_cols + at.item * PAIRS + i] = gated(sums[i * TOKENS + t], sums[(PAIRS + i) * TOKENS + t]);
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = norm_products(gated_rows(at.item), at.token, lane, round);
+    for (var i = 0u; i < PAIRS; i++) { for (var t = 0u; t < TOKENS; t++) { if (writes_pair(at, lane, i, t)) {
+      out[(at.token + t) * p.out_cols + at.item * PAIRS + i] = gated(sums[i * TOKENS + t], sums[(PAIRS + i) * TOKENS + t]);
+    } } }
+  }
 }
 
 @compute @workgroup_size(WG)
 fn norm_qkv_rope(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                  @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = norm_products(rotated_rows(at.item), at.token, lane);
-  for (var i = 0u; i < PAIRS; i++) { for (var t = 0u; t < TOKENS; t++) { if (writes_pair(at, lane, i, t)) {
-    store_qkv(at.token + t, at.item * PAIRS + i, vec2<f32>(sums[i * TOKENS + t], sums[(PAIRS + i) * TOKENS + t]));
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = norm_products(rotated_rows(at.item), at.token, lane, round);
+    for (var i = 0u; i < PAIRS; i++) { for (var t = 0u; t < TOKENS; t++) { if (writes_pair(at, lane, i, t)) {
+      store_qkv(at.token + t, at.item * PAIRS + i, vec2<f32>(sums[i * TOKENS + t], sums[(PAIRS + i) * TOKENS + t]));
+    } } }
+  }
 }
 
 @compute @workgroup_size(WG)
 fn norm_qkv_bias_rope(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                       @builtin(local_invocation_index) lane: u32) {
-  let at = place(wg, grid, lane);
-  let sums = norm_products(rotated_rows(at.item), at.token, lane);
-  for (var i = 0u; i < PAIRS; i++) { for (var t = 0u; t < TOKENS; t++) { if (writes_pair(at, lane, i, t)) {
-    let pair = at.item * PAIRS + i;
-    let rows = qkv_pair(pair);
-    let added = vec2<f32>(bias[rows.x], bias[rows.y]);
-    store_qkv(at.token + t, pair, vec2<f32>(sums[i * TOKENS + t], sums[(PAIRS + i) * TOKENS + t]) + added);
-  } } }
+  for (var round = 0u; round < rounds(grid); round++) {
+    let at = place(wg, grid, lane, round);
+    let sums = norm_products(rotated_rows(at.item), at.token, lane, round);
+    for (var i = 0u; i < PAIRS; i++) { for (var t = 0u; t < TOKENS; t++) { if (writes_pair(at, lane, i, t)) {
+      let pair = at.item * PAIRS + i;
+      let rows = qkv_pair(pair);
+      let added = vec2<f32>(bias[rows.x], bias[rows.y]);
+      store_qkv(at.token + t, pair, vec2<f32>(sums[i * TOKENS + t], sums[(PAIRS + i) * TOKENS + t]) + added);
+    } } }
+  }
 }

@@ -1,147 +1,200 @@
-// Products with a weight matrix for GPUs and many rows of x: a workgroup makes a tile of 64 rows of W times 8 PER rows of x.
+// Products with a weight matrix for GPUs and many rows of x: a workgroup makes a tile of TX RM rows of W times TY RN rows of x.
 //   linear         out[t, n] = y[t, n],   y[t, n] = sum_k x[t, k] W[n, k];   _bias: + bias[n];   _residual: + residual[t, n]
 //   gated_linear   W: gate rows, then as many up rows.   out[t, n] = act(gate[t, n]) * up[t, n]
-// For each block of 32 columns the first 64 invocations decode W and the other 64 copy x to workgroup memory; then each of the
-// 128 adds up 4 rows (tx + 16 j) times PER tokens (ty + 8 i). A tile row is 8 vec4, permuted so that neighbours in a column
-// lie in different banks. 16 KiB at most. Grid: ceil(rows of W / 64) * ceil(tokens / (8 PER)) workgroups, token tiles fastest.
-// Sums are f32, k ascending.
-const PER: u32 = 8u;       // tokens an invocation: 1, 2, 4 or 8
+// For every STEP blocks of 32 columns W is decoded and x copied to workgroup memory; then TX TY invocations, PARTS times, each
+// add up rows tx + TX j times tokens ty + TY i over every PARTS-th vec4 of columns, and at the end the PARTS sums are added: few
+// tokens leave a tile too small to keep as many invocations busy as it takes to decode W. A tile row is 8 STEP vec4, permuted
+// so that neighbours in a column lie in different banks; (TX RM + TY RN) STEP 128 bytes of workgroup memory.
+// Grid: ceil(rows of W / (TX RM)) * ceil(tokens / (TY RN)) workgroups, token tiles fastest. Sums are f32, in a fixed order.
+const TX: u32 = 16u;
+const TY: u32 = 8u;
+const RM: u32 = 4u;        // rows an invocation: 4 or 8
+const RN: u32 = 8u;        // tokens an invocation
+const PARTS: u32 = 1u;     // 1, or TY RN PARTS <= 32 STEP
+const STEP: u32 = 1u;      // blocks; PARTS divides 8 STEP
 // include matmul/weight.wgsl
-const SUMS: u32 = 4u * PER;
-var<workgroup> weights: array<vec4<f32>, 512>;        // [64 rows, 8]
-var<workgroup> values: array<vec4<f32>, 64u * PER>;   // [8 PER tokens, 8]
+const TEAM: u32 = TX * TY;
+const WG: u32 = TEAM * PARTS;
+const ROWS: u32 = TX * RM;
+const TOKENS: u32 = TY * RN;
+const SUMS: u32 = RM * RN;
+const WIDE: u32 = 8u * STEP;                    // vec4 a tile row
+const UNITS: u32 = ROWS * STEP;                 // blocks of W to decode a step
+const SPLIT: u32 = select(1u, 2u, 2u * UNITS <= WG);          // invocations a block
+const DECODED: u32 = (UNITS * SPLIT + WG - 1u) / WG;          // blocks, or halves, an invocation
+const COPIED: u32 = (TOKENS * WIDE + WG - 1u) / WG;           // vec4 of x an invocation
+var<workgroup> weights: array<vec4<f32>, ROWS * WIDE>;        // and in the end PARTS sums
+var<workgroup> values: array<vec4<f32>, TOKENS * WIDE>;
 
 struct Tile { row: u32, token: u32 }     // number of the tile of rows; first token
 fn tile_of(wg: vec3<u32>, grid: vec3<u32>) -> Tile {
   let i = wg.y * grid.x + wg.x;          // grids past 65535 are folded into y
-  let tiles = (p.tokens + 8u * PER - 1u) / (8u * PER);
-  return Tile(i / tiles, (i % tiles) * 8u * PER);
+  let tiles = (p.tokens + TOKENS - 1u) / TOKENS;
+  return Tile(i / tiles, (i % tiles) * TOKENS);
 }
-fn slot(row: u32, column: u32) -> u32 { return row * 8u + (column ^ (row & 7u)); }
-fn token_of(tile: Tile, lane: u32, i: u32) -> u32 { return tile.token + lane / 16u + 8u * i; }
+fn slot(row: u32, c: u32) -> u32 { return row * WIDE + (c ^ ((row + 2u * (c >> 3u)) & 7u)); }
+fn token_of(tile: Tile, lane: u32, i: u32) -> u32 { return tile.token + lane % TEAM / TX + TY * i; }
+fn row_of(tile: Tile, lane: u32, j: u32) -> u32 { return tile.row * ROWS + lane % TX + TX * j; }
+// Whether this invocation has the finished sums of its tokens i.
+fn owns(lane: u32, i: u32) -> bool { return i % PARTS == lane / TEAM; }
 
-// sums[4 i + j] of row tx + 16 j and token ty + 8 i. `row`: the row of W this invocation decodes, if it is one of the first 64.
-// Block b + 1 is on its way while the sums of block b are made.
-fn products(tile: Tile, row: u32, lane: u32) -> array<f32, SUMS> {
-  var sums: array<f32, SUMS>;
-  var block: Block;
-  var fetched: array<vec4<f32>, PER>;
+// The row of W that row r of a tile is. paired: the tile's first half is gate rows, the other the up rows that belong to them.
+fn source(tile: Tile, r: u32, paired: bool) -> u32 {
+  if (!paired) { return min(tile.row * ROWS + r, p.w_rows - 1u); }
+  let half = p.w_rows / 2u;
+  return min(tile.row * (ROWS / 2u) + r % (ROWS / 2u), half - 1u) + select(0u, half, r >= ROWS / 2u);
+}
+
+// Decodes the first (0) or second half of a block to vec4 4 half of a tile row. The halves are constants where this is called.
+fn put(block: Block, row: u32, column: u32, half: u32, inside: bool) {
+  for (var j = 0u; j < 4u; j++) {
+    weights[slot(row, column + 4u * half + j)] = select(vec4<f32>(), block4(block, 4u * half + j), inside);
+  }
+}
+
+// sums[RM i + j] of row tx + TX j and token ty + TY i. What the next step needs is on its way while the sums of a step are made.
+fn products(tile: Tile, paired: bool, lane: u32) -> array<f32, SUMS> {
+  var sums = array<f32, SUMS>();
+  var block: array<Block, DECODED>;
+  var fetched: array<vec4<f32>, COPIED>;
   let n = blocks();
-  let decodes = lane < 64u;
-  let token = (lane % 64u) / 8u;
-  for (var b = 0u; b <= n; b++) {
-    if (b > 0u) {
+  let tx = lane % TX;
+  let ty = lane % TEAM / TX;
+  for (var first = 0u; first < n + STEP; first += STEP) {
+    if (first > 0u) {
       workgroupBarrier();
-      if (decodes) {
-        weights[slot(lane, 0u)] = block4(block, 0u);
-        weights[slot(lane, 1u)] = block4(block, 1u);
-        weights[slot(lane, 2u)] = block4(block, 2u);
-        weights[slot(lane, 3u)] = block4(block, 3u);
-        weights[slot(lane, 4u)] = block4(block, 4u);
-        weights[slot(lane, 5u)] = block4(block, 5u);
-        weights[slot(lane, 6u)] = block4(block, 6u);
-        weights[slot(lane, 7u)] = block4(block, 7u);
-      } else {
-        for (var i = 0u; i < PER; i++) { values[slot(i * 8u + token, lane % 8u)] = fetched[i]; }
+      for (var m = 0u; m < DECODED; m++) {
+        let unit = (lane + WG * m) % UNITS;
+        let inside = first - STEP + unit % STEP < n;
+        let lower = lane + WG * m < UNITS;
+        let upper = lane >= UNITS && lane / 2u < UNITS;         // with a block for two invocations
+        if (lower) { put(block[m], unit / STEP, unit % STEP * 8u, 0u, inside); }
+        if ((SPLIT == 1u && lower) || (SPLIT == 2u && upper)) { put(block[m], unit / STEP, unit % STEP * 8u, 1u, inside); }
+      }
+      for (var m = 0u; m < COPIED; m++) {
+        let at = lane + WG * m;
+        if (at < TOKENS * WIDE) { values[slot(at / WIDE, at % WIDE)] = fetched[m]; }
       }
       workgroupBarrier();
     }
-    if (b < n) {
-      if (decodes) {
-        block = load_block(row, b);
-      } else {
-        for (var i = 0u; i < PER; i++) {
-          fetched[i] = x[(min(tile.token + i * 8u + token, p.tokens - 1u) * n + b) * 8u + lane % 8u];
-        }
+    if (first < n) {
+      for (var m = 0u; m < DECODED; m++) {
+        let unit = (lane + WG * m) % UNITS;
+        block[m] = load_block(source(tile, unit / STEP, paired), min(first + unit % STEP, n - 1u));
+      }
+      for (var m = 0u; m < COPIED; m++) {
+        let at = min(lane + WG * m, TOKENS * WIDE - 1u);
+        let column = first * 8u + at % WIDE;
+        let value = x[min(tile.token + at / WIDE, p.tokens - 1u) * n * 8u + min(column, n * 8u - 1u)];
+        fetched[m] = select(vec4<f32>(), value, column < n * 8u);
       }
     }
-    if (b > 0u) {
-      for (var c = 0u; c < 8u; c++) {
-        var weight: array<vec4<f32>, 4>;
-        for (var j = 0u; j < 4u; j++) { weight[j] = weights[slot(lane % 16u + 16u * j, c)]; }
-        for (var i = 0u; i < PER; i++) {
-          let value = values[slot(lane / 16u + 8u * i, c)];
-          for (var j = 0u; j < 4u; j++) { sums[4u * i + j] = dot4(weight[j], value, sums[4u * i + j]); }
+    if (first > 0u) {
+      for (var c = lane / TEAM; c < WIDE; c += PARTS) {
+        var weight: array<vec4<f32>, RM>;
+        for (var j = 0u; j < RM; j++) { weight[j] = weights[slot(tx + TX * j, c)]; }
+        for (var i = 0u; i < RN; i++) {
+          let value = values[slot(ty + TY * i, c)];
+          for (var j = 0u; j < RM; j++) { sums[RM * i + j] = dot4(weight[j], value, sums[RM * i + j]); }
         }
       }
     }
   }
+  if (PARTS > 1u) { sums = added(sums, lane); }
   return sums;
 }
-fn plain(tile: Tile, lane: u32) -> array<f32, SUMS> {
-  return products(tile, min(tile.row * 64u + lane, p.w_rows - 1u), lane);
-}
-fn row_of(tile: Tile, lane: u32, j: u32) -> u32 { return tile.row * 64u + lane % 16u + 16u * j; }
 
-@compute @workgroup_size(128)
+// The sums of all parts, each for the tokens that the invocation owns.
+fn added(parts: array<f32, SUMS>, lane: u32) -> array<f32, SUMS> {
+  var sums = parts;
+  workgroupBarrier();
+  for (var q = 0u; q < SUMS / 4u; q++) {
+    weights[(lane / TEAM * (SUMS / 4u) + q) * TEAM + lane % TEAM] =
+      vec4<f32>(sums[4u * q], sums[4u * q + 1u], sums[4u * q + 2u], sums[4u * q + 3u]);
+  }
+  workgroupBarrier();
+  for (var q = 0u; q < SUMS / 4u; q++) {
+    if (owns(lane, 4u * q / RM)) {
+      var total = weights[q * TEAM + lane % TEAM];
+      for (var part = 1u; part < PARTS; part++) { total += weights[(part * (SUMS / 4u) + q) * TEAM + lane % TEAM]; }
+      sums[4u * q] = total.x;
+      sums[4u * q + 1u] = total.y;
+      sums[4u * q + 2u] = total.z;
+      sums[4u * q + 3u] = total.w;
+    }
+  }
+  return sums;
+}
+
+@compute @workgroup_size(WG)
 fn linear(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
           @builtin(local_invocation_index) lane: u32) {
   let tile = tile_of(wg, grid);
-  let sums = plain(tile, lane);
-  for (var i = 0u; i < PER; i++) { for (var j = 0u; j < 4u; j++) {
+  let sums = products(tile, false, lane);
+  for (var i = 0u; i < RN; i++) { for (var j = 0u; j < RM; j++) {
     let row = row_of(tile, lane, j);
     let token = token_of(tile, lane, i);
-    if (row < p.w_rows && token < p.tokens) { out[token * p.out_cols + p.row0 + row] = sums[4u * i + j]; }
+    if (owns(lane, i) && row < p.w_rows && token < p.tokens) {
+      out[token * p.out_cols + p.row0 + row] = sums[RM * i + j];
+    }
   } }
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(WG)
 fn linear_bias(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                @builtin(local_invocation_index) lane: u32) {
   let tile = tile_of(wg, grid);
-  let sums = plain(tile, lane);
-  for (var i = 0u; i < PER; i++) { for (var j = 0u; j < 4u; j++) {
+  let sums = products(tile, false, lane);
+  for (var i = 0u; i < RN; i++) { for (var j = 0u; j < RM; j++) {
     let row = row_of(tile, lane, j);
     let token = token_of(tile, lane, i);
-    if (row < p.w_rows && token < p.tokens) {
-      out[token * p.out_cols + p.row0 + row] = sums[4u * i + j] + bias[p.row0 + row];
+    if (owns(lane, i) && row < p.w_rows && token < p.tokens) {
+      out[token * p.out_cols + p.row0 + row] = sums[RM * i + j] + bias[p.row0 + row];
     }
   } }
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(WG)
 fn linear_residual(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                    @builtin(local_invocation_index) lane: u32) {
   let tile = tile_of(wg, grid);
-  let sums = plain(tile, lane);
-  for (var i = 0u; i < PER; i++) { for (var j = 0u; j < 4u; j++) {
+  let sums = products(tile, false, lane);
+  for (var i = 0u; i < RN; i++) { for (var j = 0u; j < RM; j++) {
     let row = row_of(tile, lane, j);
     let token = token_of(tile, lane, i);
-    if (row < p.w_rows && token < p.tokens) {
+    if (owns(lane, i) && row < p.w_rows && token < p.tokens) {
       let at = token * p.out_cols + p.row0 + row;
-      out[at] = sums[4u * i + j] + residual[at];
+      out[at] = sums[RM * i + j] + residual[at];
     }
   } }
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(WG)
 fn linear_bias_residual(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                         @builtin(local_invocation_index) lane: u32) {
   let tile = tile_of(wg, grid);
-  let sums = plain(tile, lane);
-  for (var i = 0u; i < PER; i++) { for (var j = 0u; j < 4u; j++) {
+  let sums = products(tile, false, lane);
+  for (var i = 0u; i < RN; i++) { for (var j = 0u; j < RM; j++) {
     let row = row_of(tile, lane, j);
     let token = token_of(tile, lane, i);
-    if (row < p.w_rows && token < p.tokens) {
+    if (owns(lane, i) && row < p.w_rows && token < p.tokens) {
       let at = token * p.out_cols + p.row0 + row;
-      out[at] = sums[4u * i + j] + bias[p.row0 + row] + residual[at];
+      out[at] = sums[RM * i + j] + bias[p.row0 + row] + residual[at];
     }
   } }
 }
 
-// The tile's first 32 rows are gate rows, the others the up rows that belong to them: an invocation holds both of a pair.
-@compute @workgroup_size(128)
+// The tile's first half is gate rows: an invocation holds both of a pair, RM / 2 apart.
+@compute @workgroup_size(WG)
 fn gated_linear(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
                 @builtin(local_invocation_index) lane: u32) {
   let tile = tile_of(wg, grid);
-  let half = p.w_rows / 2u;
-  let mine = min(tile.row * 32u + lane % 32u, half - 1u) + select(0u, half, lane % 64u > 31u);
-  let sums = products(tile, mine, lane);
-  for (var i = 0u; i < PER; i++) { for (var j = 0u; j < 2u; j++) {
-    let row = tile.row * 32u + lane % 16u + 16u * j;
+  let sums = products(tile, true, lane);
+  for (var i = 0u; i < RN; i++) { for (var j = 0u; j < RM / 2u; j++) {
+    let row = tile.row * (ROWS / 2u) + lane % TX + TX * j;
     let token = token_of(tile, lane, i);
-    if (row < half && token < p.tokens) {
-      out[token * p.out_cols + row] = gated(sums[4u * i + j], sums[4u * i + j + 2u]);
+    if (owns(lane, i) && row < p.w_rows / 2u && token < p.tokens) {
+      out[token * p.out_cols + row] = gated(sums[RM * i + j], sums[RM * i + j + RM / 2u]);
     }
   } }
 }

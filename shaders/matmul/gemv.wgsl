@@ -1,106 +1,136 @@
 // Products with a weight matrix for GPUs and few rows of x: LANES invocations share ROWS rows of W and TOKENS rows of x.
 //   out[t, n] = sum_k x[t, k] W[n, k], and what entries.wgsl makes of it
-// A workgroup first copies (and norms) CHUNK blocks of x to workgroup memory, then each invocation takes every LANES-th block
-// of 32 weights, then the LANES partial sums are added. Blocks lie 9 vec4 apart there, so that neighbouring invocations meet
-// different banks. Grid: ceil(work / (WG / LANES)) * ceil(tokens / TOKENS) workgroups, token tiles fastest; work: runs of ROWS
-// rows (ROWS / 2 pairs). Sums are f32 in an order fixed by LANES and CHUNK.
-override WG: u32 = 128u;   // invocations a workgroup, a power of two
+// A workgroup first copies (and norms) CHUNK blocks of x to workgroup memory, in the form that the part `dots` wants, then each
+// invocation takes every LANES-th block of 32 weights, UNROLL of them on their way at a time, then the LANES partial sums are
+// added. x is asked for before the weights, because answers come in the order of the requests.
+// Grid: any number of workgroups; of T = ceil(tokens / TOKENS) neighbours each makes another tile of tokens, for the same runs of
+// ROWS rows (ROWS / 2 pairs), and goes on in rounds until all are made. x stays where all of K is one chunk.
+// Sums are f32 in an order fixed by the constants; the grid does not change it.
+const WG: u32 = 256u;      // invocations a workgroup, a power of two
 const LANES: u32 = 16u;    // a power of two, at most WG
+const WITHIN: u32 = 0u;    // 1: LANES is at most the size of a subgroup
 const ROWS: u32 = 2u;      // even where an entry works on pairs
 const TOKENS: u32 = 1u;
-const CHUNK: u32 = 64u;    // a multiple of LANES; CHUNK * TOKENS * 144 bytes of workgroup memory
+const UNROLL: u32 = 1u;
+const CHUNK: u32 = 64u;    // blocks; CHUNK * TOKENS * STRIDE * 16 bytes of workgroup memory
 // include matmul/weight.wgsl
 // include matmul/entries.wgsl
 // include matmul/lanes.wgsl
+// include matmul/dots_f32.wgsl as dots
 // include lib/reduce.wgsl
-var<workgroup> staged: array<vec4<f32>, CHUNK * TOKENS * 9u>;
+const SHARE: u32 = (CHUNK * 8u + WG - 1u) / WG;   // vec4 of x that an invocation copies, for each token
+var<private> inverse: array<f32, TOKENS>;         // 1 / root mean square of x, once it is known
 
 fn stores(lane: u32, i: u32) -> bool { return lane % LANES == i % LANES; }
-fn place(wg: vec3<u32>, grid: vec3<u32>, lane: u32) -> Place {
+fn tiles() -> u32 { return (p.tokens + TOKENS - 1u) / TOKENS; }
+// Workgroups that make one tile of tokens, and the rounds in which they make all rows.
+fn teams(grid: vec3<u32>) -> u32 { return max(grid.x * grid.y / tiles(), 1u); }
+fn rounds(grid: vec3<u32>) -> u32 {
+  let items = ((p.w_rows + ROWS - 1u) / ROWS + WG / LANES - 1u) / (WG / LANES);
+  return (items + teams(grid) - 1u) / teams(grid);
+}
+fn place(wg: vec3<u32>, grid: vec3<u32>, lane: u32, round: u32) -> Place {
   let i = wg.y * grid.x + wg.x;          // grids past 65535 are folded into y
-  let tiles = (p.tokens + TOKENS - 1u) / TOKENS;
-  return Place((i / tiles) * (WG / LANES) + lane / LANES, (i % tiles) * TOKENS);
+  let team = i / tiles();
+  // A workgroup too many has no rows.
+  let item = select((team + round * teams(grid)) * (WG / LANES) + lane / LANES, p.w_rows, team >= teams(grid));
+  return Place(item, (i % tiles()) * TOKENS);
 }
 
-fn load_blocks(row: array<u32, ROWS>, b: u32) -> array<Block, ROWS> {
+// Block b of every row, and the ones LANES, 2 LANES ... further on, at most block `last`.
+fn load_blocks(row: array<u32, ROWS>, b: u32, last: u32) -> array<array<Block, ROWS>, UNROLL> {
   var rows = row;
-  var block: array<Block, ROWS>;
-  for (var r = 0u; r < ROWS; r++) { block[r] = load_block(rows[r], b); }
-  return block;
-}
-
-// Adds the products of vec4 j of a block, whose values start at `at` in workgroup memory. j is a constant wherever it is
-// called, so that a block stays in registers.
-fn add_four(block: ptr<function, array<Block, ROWS>>, at: u32, j: u32, sums: ptr<function, array<f32, SUMS>>) {
-  for (var r = 0u; r < ROWS; r++) {
-    let weight = block4((*block)[r], j);
-    for (var t = 0u; t < TOKENS; t++) {
-      (*sums)[r * TOKENS + t] = dot4(weight, staged[at + t * CHUNK * 9u + j], (*sums)[r * TOKENS + t]);
-    }
+  var held: array<array<Block, ROWS>, UNROLL>;
+  for (var u = 0u; u < UNROLL; u++) {
+    for (var r = 0u; r < ROWS; r++) { held[u][r] = load_block(rows[r], min(b + u * LANES, last)); }
   }
+  return held;
 }
 
-// The partial sums of one invocation: blocks lane % LANES, then every LANES-th, of which `count` from block `first` on are
-// staged. `block` holds the next ones, which are on their way while the sums of the last are made.
-fn add_products(rows: array<u32, ROWS>, first: u32, count: u32, lane: u32, block: ptr<function, array<Block, ROWS>>,
+// The partial sums of one invocation over the staged blocks, which are `count` from block `first` on. `held`: the first ones.
+fn add_products(rows: array<u32, ROWS>, first: u32, count: u32, lane: u32, held: ptr<function, array<array<Block, ROWS>, UNROLL>>,
                 sums: ptr<function, array<f32, SUMS>>) {
-  let last = blocks() - 1u;
-  for (var b = lane % LANES; b < count; b += LANES) {
-    var now = *block;
-    *block = load_blocks(rows, min(first + b + LANES, last));
-    let at = b * 9u;
-    add_four(&now, at, 0u, sums);
-    add_four(&now, at, 1u, sums);
-    add_four(&now, at, 2u, sums);
-    add_four(&now, at, 3u, sums);
-    add_four(&now, at, 4u, sums);
-    add_four(&now, at, 5u, sums);
-    add_four(&now, at, 6u, sums);
-    add_four(&now, at, 7u, sums);
-  }
-}
-
-fn products(rows: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SUMS> {
-  var sums: array<f32, SUMS>;
-  let n = blocks();
-  var block = load_blocks(rows, min(lane % LANES, n - 1u));
-  for (var first = 0u; first < n; first += CHUNK) {
-    let count = min(CHUNK, n - first);
-    workgroupBarrier();
-    for (var i = lane; i < count * 8u; i += WG) {
-      for (var t = 0u; t < TOKENS; t++) {
-        staged[(t * CHUNK + i / 8u) * 9u + i % 8u] = x[(min(token + t, p.tokens - 1u) * n + first) * 8u + i];
+  for (var b = lane % LANES; b < count; b += LANES * UNROLL) {
+    var now = *held;
+    if (b + LANES * UNROLL < count) { *held = load_blocks(rows, first + b + LANES * UNROLL, first + count - 1u); }
+    for (var u = 0u; u < UNROLL; u++) {
+      if (b + u * LANES < count) {
+        var block = now[u];
+        add_block(&block, (b + u * LANES) * STRIDE, sums);
       }
     }
-    workgroupBarrier();
-    add_products(rows, first, count, lane, &block, &sums);
+  }
+}
+
+fn products(rows: array<u32, ROWS>, token: u32, lane: u32, round: u32) -> array<f32, SUMS> {
+  var sums = array<f32, SUMS>();
+  let n = blocks();
+  for (var first = 0u; first < n; first += CHUNK) {
+    let count = min(CHUNK, n - first);
+    let fresh = round == 0u || n > CHUNK;
+    var values: array<vec4<f32>, SHARE * TOKENS>;
+    if (fresh) {
+      for (var t = 0u; t < TOKENS; t++) {
+        for (var i = 0u; i < SHARE; i++) {
+          let at = min(i * WG + lane, count * 8u - 1u);
+          values[t * SHARE + i] = x[(min(token + t, p.tokens - 1u) * n + first) * 8u + at];
+        }
+      }
+    }
+    var held = load_blocks(rows, first + min(lane % LANES, count - 1u), first + count - 1u);
+    if (fresh) {
+      workgroupBarrier();
+      for (var t = 0u; t < TOKENS; t++) {
+        for (var i = 0u; i < SHARE; i++) {
+          let at = i * WG + lane;
+          stage((t * CHUNK + at / 8u) * STRIDE, at % 8u, values[t * SHARE + i], at < count * 8u);
+        }
+      }
+      workgroupBarrier();
+    }
+    add_products(rows, first, count, lane, &held, &sums);
   }
   return lanes_sums(lane, sums);
 }
 
-fn norm_products(rows: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SUMS> {
-  var sums: array<f32, SUMS>;
-  var squares: array<f32, TOKENS>;
+fn norm_products(rows: array<u32, ROWS>, token: u32, lane: u32, round: u32) -> array<f32, SUMS> {
+  var sums = array<f32, SUMS>();
+  var squares = array<f32, TOKENS>();
   let n = blocks();
-  var block = load_blocks(rows, min(lane % LANES, n - 1u));
   for (var first = 0u; first < n; first += CHUNK) {
     let count = min(CHUNK, n - first);
-    workgroupBarrier();
-    for (var i = lane; i < count * 8u; i += WG) {
-      let g = gain[first * 8u + i];
-      for (var t = 0u; t < TOKENS; t++) {
-        let value = x[(min(token + t, p.tokens - 1u) * n + first) * 8u + i];
-        squares[t] = dot4(value, value, squares[t]);
-        staged[(t * CHUNK + i / 8u) * 9u + i % 8u] = value * g;
+    let fresh = round == 0u || n > CHUNK;
+    var values: array<vec4<f32>, SHARE * TOKENS>;
+    if (fresh) {
+      for (var i = 0u; i < SHARE; i++) {
+        let at = min(i * WG + lane, count * 8u - 1u);
+        let g = gain[first * 8u + at];
+        for (var t = 0u; t < TOKENS; t++) {
+          let value = x[(min(token + t, p.tokens - 1u) * n + first) * 8u + at];
+          if (i * WG + lane < count * 8u) { squares[t] = dot4(value, value, squares[t]); }
+          values[t * SHARE + i] = value * g;
+        }
       }
     }
-    workgroupBarrier();
-    add_products(rows, first, count, lane, &block, &sums);
+    var held = load_blocks(rows, first + min(lane % LANES, count - 1u), first + count - 1u);
+    if (fresh) {
+      workgroupBarrier();
+      for (var t = 0u; t < TOKENS; t++) {
+        for (var i = 0u; i < SHARE; i++) {
+          let at = i * WG + lane;
+          stage((t * CHUNK + at / 8u) * STRIDE, at % 8u, values[t * SHARE + i], at < count * 8u);
+        }
+      }
+      workgroupBarrier();
+    }
+    add_products(rows, first, count, lane, &held, &sums);
   }
   sums = lanes_sums(lane, sums);
+  if (round == 0u) {
+    for (var t = 0u; t < TOKENS; t++) { inverse[t] = inv_rms(wg_sum(lane, squares[t])); }
+  }
   for (var t = 0u; t < TOKENS; t++) {
-    let s = inv_rms(wg_sum(lane, squares[t]));
-    for (var r = 0u; r < ROWS; r++) { sums[r * TOKENS + t] *= s; }
+    for (var r = 0u; r < ROWS; r++) { sums[r * TOKENS + t] *= inverse[t]; }
   }
   return sums;
 }

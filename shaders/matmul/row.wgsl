@@ -11,13 +11,14 @@ const TOKENS: u32 = 1u;    // rows of x an invocation
 // include matmul/entries.wgsl
 
 fn stores(lane: u32, i: u32) -> bool { return true; }
-fn place(wg: vec3<u32>, grid: vec3<u32>, lane: u32) -> Place {
+fn rounds(grid: vec3<u32>) -> u32 { return 1u; }
+fn place(wg: vec3<u32>, grid: vec3<u32>, lane: u32, round: u32) -> Place {
   let i = wg.y * grid.x + wg.x;          // grids past 65535 are folded into y
   let tiles = (p.tokens + TOKENS - 1u) / TOKENS;
   return Place((i / tiles) * WG + lane, (i % tiles) * TOKENS);
 }
 
-fn products(row: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SUMS> {
+fn products(row: array<u32, ROWS>, token: u32, lane: u32, round: u32) -> array<f32, SUMS> {
   var rows = row;
   var sums: array<f32, SUMS>;
   let n = blocks();
@@ -37,7 +38,7 @@ fn products(row: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SUMS> {
   return sums;
 }
 
-fn norm_products(row: array<u32, ROWS>, token: u32, lane: u32) -> array<f32, SUMS> {
+fn norm_products(row: array<u32, ROWS>, token: u32, lane: u32, round: u32) -> array<f32, SUMS> {
   var rows = row;
   var sums: array<f32, SUMS>;
   var squares: array<f32, TOKENS>;

@@ -16,3 +16,9 @@ fn load_block(row: u32, block: u32) -> Block {
 fn block4(b: Block, j: u32) -> vec4<f32> {
   return bytes4((b.q[j >> 2u] >> ((j & 3u) << 1u)) & 0x03030303u) * b.d[j >> 2u] - b.m[j >> 2u];
 }
+
+// As integers: weight = scales * byte + offsets, a scale and an offset for each 16 weights.
+const HALVES: bool = true;   // whether those of the two halves differ
+fn packed4(b: Block, j: u32) -> u32 { return (b.q[j >> 2u] >> ((j & 3u) << 1u)) & 0x03030303u; }
+fn scales(b: Block) -> vec2<f32> { return b.d; }
+fn offsets(b: Block) -> vec2<f32> { return -b.m; }

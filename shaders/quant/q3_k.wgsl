@@ -15,3 +15,11 @@ fn block4(b: Block, j: u32) -> vec4<f32> {
   let low = (b.q[j >> 2u] >> ((j & 3u) << 1u)) & 0x03030303u;
   return (bytes4(low | (((b.high >> j) & 0x01010101u) << 2u)) - 4.0) * b.d[j >> 2u];
 }
+
+// As integers: weight = scales * byte + offsets, a scale and an offset for each 16 weights.
+const HALVES: bool = true;   // whether those of the two halves differ
+fn packed4(b: Block, j: u32) -> u32 {
+  return ((b.q[j >> 2u] >> ((j & 3u) << 1u)) & 0x03030303u) | (((b.high >> j) & 0x01010101u) << 2u);
+}
+fn scales(b: Block) -> vec2<f32> { return b.d; }
+fn offsets(b: Block) -> vec2<f32> { return -4.0 * b.d; }

@@ -10,3 +10,9 @@ fn load_block(row: u32, block: u32) -> Block {
 fn block4(b: Block, j: u32) -> vec4<f32> {
   return (bytes4((b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu) - 8.0) * b.d;
 }
+
+// As integers: weight = scales * byte + offsets, a scale and an offset for each 16 weights.
+const HALVES: bool = false;   // whether those of the two halves differ
+fn packed4(b: Block, j: u32) -> u32 { return (b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu; }
+fn scales(b: Block) -> vec2<f32> { return vec2<f32>(b.d); }
+fn offsets(b: Block) -> vec2<f32> { return vec2<f32>(-8.0 * b.d); }

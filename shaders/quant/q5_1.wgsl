@@ -13,3 +13,11 @@ fn block4(b: Block, j: u32) -> vec4<f32> {
   let low = (b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu;
   return bytes4(low | (((b.high >> j) & 0x01010101u) << 4u)) * b.d + b.m;
 }
+
+// As integers: weight = scales * byte + offsets, a scale and an offset for each 16 weights.
+const HALVES: bool = false;   // whether those of the two halves differ
+fn packed4(b: Block, j: u32) -> u32 {
+  return ((b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu) | (((b.high >> j) & 0x01010101u) << 4u);
+}
+fn scales(b: Block) -> vec2<f32> { return vec2<f32>(b.d); }
+fn offsets(b: Block) -> vec2<f32> { return vec2<f32>(b.m); }

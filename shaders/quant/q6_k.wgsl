@@ -16,3 +16,12 @@ fn block4(b: Block, j: u32) -> vec4<f32> {
   let high = (b.high[j >> 2u] >> ((j & 3u) << 1u)) & 0x03030303u;
   return (bytes4(low | (high << 4u)) - 32.0) * b.d[j >> 2u];
 }
+
+// As integers: weight = scales * byte + offsets, a scale and an offset for each 16 weights.
+const HALVES: bool = true;   // whether those of the two halves differ
+fn packed4(b: Block, j: u32) -> u32 {
+  let low = (b.q[j >> 1u] >> ((j & 1u) << 2u)) & 0x0f0f0f0fu;
+  return low | (((b.high[j >> 2u] >> ((j & 3u) << 1u)) & 0x03030303u) << 4u);
+}
+fn scales(b: Block) -> vec2<f32> { return b.d; }
+fn offsets(b: Block) -> vec2<f32> { return -32.0 * b.d; }

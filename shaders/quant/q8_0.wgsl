@@ -11,3 +11,9 @@ fn block4(b: Block, j: u32) -> vec4<f32> {
   let q = select(b.q[0], b.q[1], j > 3u);
   return signed_bytes4(q[j & 3u]) * b.d;
 }
+
+// As integers: weight = scales * byte + offsets, a scale and an offset for each 16 weights.
+const HALVES: bool = false;   // whether those of the two halves differ
+fn packed4(b: Block, j: u32) -> u32 { return select(b.q[0], b.q[1], j > 3u)[j & 3u]; }
+fn scales(b: Block) -> vec2<f32> { return vec2<f32>(b.d); }
+fn offsets(b: Block) -> vec2<f32> { return vec2<f32>(); }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,8 @@ from nn.check import run_case
 from nn.check.linear import EPS, Projection, gated, products, rms_norm
 from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array, ShapeError, Spec
-from nn.ops.linear import GatedMLP, Linear, NormLinear, QKVRope, gemm_variant, gemv_variant, variant
+from nn.ops.linear import GatedMLP, Linear, NormLinear, QKVRope, multiply, variant
+from nn.ops.linear_variants import DIGITS, GEMV, Shape, default, gemv_variant, variants
 from nn.quant import Weight, dequantize
 from nn.tensor import Tensor
 
@@ -134,19 +137,46 @@ def test_one_token_takes_one_dispatch(device, rng):
         assert dispatches(device, QKVRope(eps=1e-5, bias=True), x, gain, *cache, rope, step, w[40], bias, q) == 1
 
 
-def test_forms_cover_all_work_once(rng):
-    """Workgroups times their share is at least the work and less than one share more, for every shape."""
+@pytest.mark.parametrize(("memory", "subgroup"), [(16_384, 0), (16_384, 8), (49_152, 32), (32_768, 64)])
+def test_variants_fit_the_device_and_cover_all_work(device, memory, subgroup):
+    limits = {"max_workgroup_bytes": memory, "subgroups": subgroup > 0, "subgroup_size": subgroup}
+    caps = replace(device.caps, kind="gpu", **limits)
     for tokens in (1, 2, 3, 4, 5, 8, 9, 63, 64, 65, 500):
         for rows, cols in ((1, 32), (576, 576), (960, 1536), (49_152, 576), (262_144, 640), (4096, 11_008)):
-            for form in (gemv_variant(tokens, rows, cols, 32, paired=True), gemm_variant(tokens, rows)):
-                options = dict(form.constants)
-                assert (form.grid(rows, tokens) - 1) * form.rows * form.tokens < 2 * rows * max(
-                    tokens, form.tokens
-                ) * 64
-                assert form.grid(rows, tokens) * form.rows * form.tokens >= rows * tokens
-                if "LANES" in options:
-                    assert options["CHUNK"] % options["LANES"] == 0 and options["WG"] % options["LANES"] == 0
-                    assert options["CHUNK"] * options["TOKENS"] * 144 + 8 * options["WG"] <= 16_384
+            for format in ("q4_1", "f16"):
+                shape = Shape(tokens, rows, cols, format, paired=rows % 2 == 0)
+                found = variants(caps, shape)
+                assert default(caps, shape) in found
+                assert len({form.name for form in found}) == len(found)
+                for form in found:
+                    tiles, grid, options = -(-tokens // form.tokens), form.grid(rows, tokens), dict(form.constants)
+                    assert grid % tiles == 0 and 0 < grid <= max(tiles, form.most or grid)
+                    if form.path == GEMV:  # workgroups go on in rounds until all rows are made
+                        bytes_a_block = 112 if "digits" in form.name else 144
+                        assert options["CHUNK"] * options["TOKENS"] * bytes_a_block + 8 * options["WG"] <= memory
+                        assert options["WG"] % options["LANES"] == 0 and options["WG"] <= caps.max_invocations
+                        assert not options["WITHIN"] or options["LANES"] <= subgroup
+                        assert options["ROWS"] % 2 == 0 or not shape.paired
+                    else:
+                        assert (grid - 1) * form.rows * form.tokens < 128 * rows * max(tokens, form.tokens)
+                        assert grid * form.rows * form.tokens >= rows * tokens
+
+
+def test_no_number_hides_what_is_not_finite(device, rng):
+    """A NaN or an infinity among the inputs reaches every sum, whatever the weights that it meets."""
+    w = weight(device, rng, "q4_0", 40, 96)[0].node.value
+    forms = [variant(device.caps, 1, w)]
+    if device.caps.wide_subgroups:
+        options = {"rows": 2, "tokens": 1, "lanes": 8, "unroll": 1, "group": 64, "memory": 16_384, "within": True}
+        forms.append(gemv_variant(DIGITS, 3, **options))
+    for form in forms:
+        for bad in (np.nan, np.inf, -np.inf):
+            x, out = rng.standard_normal((1, 96)).astype(np.float32), device.alloc(160)
+            x[0, 41] = bad
+            record = device.recorder()
+            multiply(record, form, "linear", w, tokens=1, out=out, out_cols=40, x=device.upload(x))
+            record.submit()
+            assert not np.isfinite(device.read(out, np.float32, 40)).any(), form.name
 
 
 def test_software_drivers_get_their_own_kernel(device, rng):
