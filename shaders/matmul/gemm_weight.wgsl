@@ -32,9 +32,14 @@ fn tile_of(wg: vec3<u32>, grid: vec3<u32>) -> Tile {
   let tiles = (p.tokens + TOKENS - 1u) / TOKENS;
   return Tile(i / tiles, (i % tiles) * TOKENS);
 }
+// An invocation's column and row of its team: neighbours form squares of 8 by 4, which read the fewest different vec4.
+const WX: u32 = min(TX, 8u);
+const WY: u32 = min(TY, 32u / WX);
+fn tx_of(lane: u32) -> u32 { return lane % WX + WX * (lane % TEAM / (WX * WY) % (TX / WX)); }
+fn ty_of(lane: u32) -> u32 { return lane % TEAM / WX % WY + WY * (lane % TEAM / (WX * WY) / (TX / WX)); }
 fn slot(row: u32, c: u32) -> u32 { return row * WIDE + (c ^ ((row + 2u * (c >> 3u)) & 7u)); }
-fn token_of(tile: Tile, lane: u32, i: u32) -> u32 { return tile.token + lane % TEAM / TX + TY * i; }
-fn row_of(tile: Tile, lane: u32, j: u32) -> u32 { return tile.row * ROWS + lane % TX + TX * j; }
+fn token_of(tile: Tile, lane: u32, i: u32) -> u32 { return tile.token + ty_of(lane) + TY * i; }
+fn row_of(tile: Tile, lane: u32, j: u32) -> u32 { return tile.row * ROWS + tx_of(lane) + TX * j; }
 // Whether this invocation has the finished sums of its tokens i.
 fn owns(lane: u32, i: u32) -> bool { return i % PARTS == lane / TEAM; }
 
@@ -58,8 +63,8 @@ fn products(tile: Tile, paired: bool, lane: u32) -> array<f32, SUMS> {
   var block: array<Block, DECODED>;
   var fetched: array<vec4<f32>, COPIED>;
   let n = blocks();
-  let tx = lane % TX;
-  let ty = lane % TEAM / TX;
+  let tx = tx_of(lane);
+  let ty = ty_of(lane);
   for (var first = 0u; first < n + STEP; first += STEP) {
     if (first > 0u) {
       workgroupBarrier();
@@ -191,7 +196,7 @@ fn gated_linear(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) g
   let tile = tile_of(wg, grid);
   let sums = products(tile, true, lane);
   for (var i = 0u; i < RN; i++) { for (var j = 0u; j < RM / 2u; j++) {
-    let row = tile.row * (ROWS / 2u) + lane % TX + TX * j;
+    let row = tile.row * (ROWS / 2u) + tx_of(lane) + TX * j;
     let token = token_of(tile, lane, i);
     if (owns(lane, i) && row < p.w_rows / 2u && token < p.tokens) {
       out[token * p.out_cols + row] = gated(sums[RM * i + j], sums[RM * i + j + RM / 2u]);
