@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu.work import Cost, Scope
 from nn.ops.base import DTYPES, FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
-from nn.ops.linear_variants import GEMV, ROW, Shape, Variant, default
+from nn.ops.linear_tune import LINEAR
+from nn.ops.linear_variants import GEMV, ROW, Shape, Variant
 from nn.ops.norm import record_rms_norm
 from nn.quant.formats import FORMATS
 from nn.quant.repack import BLOCK
@@ -24,8 +25,7 @@ from nn.tensor import Tensor, apply
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu import Buffer, Recorder
-    from gpu.device import Capabilities
+    from gpu import Buffer, Device, Recorder
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -115,9 +115,9 @@ def qkv_rope(
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-def variant(caps: Capabilities, tokens: int, w: Weight, *, paired: bool = False) -> Variant:
+def variant(device: Device, tokens: int, w: Weight, *, paired: bool = False) -> Variant:
     """The kernel to use on this device for so many rows of x. paired: for an entry that works on pairs of rows."""
-    return default(caps, Shape(tokens, *w.shape, w.format, paired))
+    return LINEAR.pick(device, Shape(tokens, *w.shape, w.format, paired))
 
 
 def multiply(
@@ -247,7 +247,7 @@ class GatedMLP(Op):
         x, gain, w, out = arrays
         weight, tokens = _weight(w), x.rows
         gelu = {"GELU": ACTIVATIONS.index(self.activation)}
-        chosen = variant(record.device.caps, tokens, weight, paired=True)
+        chosen = variant(record.device, tokens, weight, paired=True)
         if len(weight.windows) > 1:  # gate and up rows lie in different buffers
             both = record.temp(tokens * weight.shape[0] * 4)
             _norm_linear(record, x, gain, (weight,), both, self.eps)
@@ -332,7 +332,7 @@ class QKVRope(Op):
         ends = {"rope": rope.buffer, "step": step.buffer, "k_cache": k_cache.buffer, "v_cache": v_cache.buffer}
         constants, types = {"INTERLEAVED": int(self.interleaved)}, {"KV": k_cache.dtype}
         added = {"bias": more[self.weights].buffer} if self.bias else {}
-        chosen = variant(caps, tokens, weights[0], paired=True)
+        chosen = variant(record.device, tokens, weights[0], paired=True)
         one = len(weights) == 1 and len(weights[0].windows) == 1 and not self.norms
         if one and _norm_fuses(chosen, tokens, x.cols) and len(added) + 8 <= caps.max_storage_buffers:
             entry = "norm_qkv_bias_rope" if self.bias else "norm_qkv_rope"
@@ -392,7 +392,7 @@ def _linear(
 ) -> None:
     """x: rows of whole blocks. more: bias, residual."""
     entry = "_".join(("linear", *(name for name in ("bias", "residual") if name in more)))
-    chosen = variant(record.device.caps, tokens, w)
+    chosen = variant(record.device, tokens, w)
     multiply(record, chosen, entry, w, tokens=tokens, out=out, out_cols=out_cols, first_col=first_col, x=x, **more)
 
 
@@ -407,7 +407,7 @@ def _norm_linear(
 ) -> None:
     """Products of the normed x with several matrices, side by side in out."""
     tokens, out_cols = x.rows, sum(w.shape[0] for w in weights)
-    chosen = [variant(record.device.caps, tokens, w) for w in weights]
+    chosen = [variant(record.device, tokens, w) for w in weights]
     first = 0
     if bias is None and all(_norm_fuses(c, tokens, x.cols) for c in chosen):
         for c, w in zip(chosen, weights, strict=True):

@@ -194,8 +194,10 @@ def _gemv(caps: Capabilities, dots: str, shape: Shape, rows: int, unroll: int, l
 
 
 def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
-    """All that are valid, in a fixed order."""
+    """All that are valid, in a fixed order; for software drivers those without workgroup memory, which costs there."""
     dense = format_of(shape.format).dense
+    if caps.kind == "cpu":
+        return [default(caps, shape)]
     found = [default(caps, shape), row_variant(shape.tokens, dense=dense), *(t for t in TILES if gemm_fits(caps, t))]
     if shape.tokens <= GEMV_TOKENS:
         wide = caps.subgroup_size if caps.subgroups else 16

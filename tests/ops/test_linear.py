@@ -165,7 +165,7 @@ def test_variants_fit_the_device_and_cover_all_work(device, memory, subgroup):
 def test_no_number_hides_what_is_not_finite(device, rng):
     """A NaN or an infinity among the inputs reaches every sum, whatever the weights that it meets."""
     w = weight(device, rng, "q4_0", 40, 96)[0].node.value
-    forms = [variant(device.caps, 1, w)]
+    forms = [variant(device, 1, w)]
     if device.caps.wide_subgroups:
         options = {"rows": 2, "tokens": 1, "lanes": 8, "unroll": 1, "group": 64, "memory": 16_384, "within": True}
         forms.append(gemv_variant(DIGITS, 3, **options))
@@ -181,7 +181,7 @@ def test_no_number_hides_what_is_not_finite(device, rng):
 
 def test_software_drivers_get_their_own_kernel(device, rng):
     w = weight(device, rng, "q4_1", 40, 32)[0].node.value
-    form = variant(device.caps, 1, w)
+    form = variant(device, 1, w)
     assert (form.path == "matmul/row.wgsl") == (device.caps.kind == "cpu")
 
 
