@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 ROW, GEMV, GEMM = "matmul/row.wgsl", "matmul/gemv.wgsl", "matmul/gemm_weight.wgsl"
 F32, DIGITS = "matmul/dots_f32.wgsl", "matmul/dots_digits.wgsl"
-GEMV_TOKENS = 8  # more go through the tiled kernel
-_FILL = 96  # workgroups that keep a large GPU busy
+GEMV_TOKENS = 8  # twice as many, or more, go through the tiled kernel
+_FILL = 128  # multiprocessors of a large GPU
+_REACHED = {32: 0.8, 16: 0.42, 8: 0.15, 4: 0.08}  # by the sums an invocation holds, other things equal
 _MANY = 16384  # rows that keep a large GPU busy however few invocations share one
 _BYTES = {F32: 144, DIGITS: 112}  # of workgroup memory for a block of x
 _MOST = 264  # workgroups of 256 that a large GPU runs at a time: more would copy x once more
@@ -57,6 +58,12 @@ class Variant:
     constants: tuple[tuple[str, int], ...] = ()
     parts: tuple[tuple[str, str], ...] = ()
     most: int = 0
+
+    @property
+    def sums(self) -> int:
+        """Those that an invocation of gemm_weight.wgsl holds."""
+        options = dict(self.constants)
+        return options["RM"] * options["RN"]
 
     def grid(self, rows: int, tokens: int) -> int:
         tiles, groups = -(-tokens // self.tokens), -(-rows // self.rows)
@@ -117,6 +124,7 @@ TILES = (
     gemm_variant(8, 8, 4, 4, parts=8, step=4),
     gemm_variant(8, 8, 4, 2, parts=8, step=2),
     gemm_variant(8, 4, 8, 4, parts=4, step=4),
+    gemm_variant(8, 4, 4, 4, parts=8, step=4),
     gemm_variant(4, 8, 8, 2, parts=8, step=4),
     gemm_variant(8, 4, 4, 2, parts=16, step=4),
     *(gemm_variant(16, 4, 8, tokens) for tokens in (8, 4, 2, 1)),
@@ -141,19 +149,30 @@ def default(caps: Capabilities, shape: Shape) -> Variant:
     tokens, dense = shape.tokens, format_of(shape.format).dense
     if caps.kind == "cpu":
         return row_variant(tokens, dense=dense)
-    if tokens > GEMV_TOKENS:
+    digits = digits_fit(caps, shape)
+    if tokens > (2 * GEMV_TOKENS if digits else GEMV_TOKENS):
         return _gemm(caps, shape)
-    return _digits(caps, shape) if digits_fit(caps, shape) else _f32(caps, shape)
+    return _digits(caps, shape) if digits else _f32(caps, shape)
 
 
 def _gemm(caps: Capabilities, shape: Shape) -> Variant:
-    """The tile that makes the least of what is not wanted, and leaves the fewest parts of a large GPU idle."""
+    """The tile with the least time by a model fitted to measurements on a large GPU.
+
+    A tile's invocations reach a part of the multiply-adds that grows with what each holds in registers and with how
+    many of them a multiprocessor has to switch between; workgroups that do not come out even leave some of it idle.
+    Tiles of 64 sums an invocation are left to the tuner: there they were slower than this model has it.
+    """
 
     def cost(form: Variant) -> float:
+        options = dict(form.constants)
+        group = options["TX"] * options["TY"] * options["PARTS"]
         rounds = -(-form.grid(shape.rows, shape.tokens) // _FILL)
-        return rounds * (form.rows * form.tokens + 32 * (form.rows + form.tokens))
+        at_a_time = min(rounds, 200_000 // ((form.rows + form.tokens) * 128 * options["STEP"]))
+        busy = min(at_a_time * group / 32, 8)
+        reached = _REACHED[form.sums] * busy / (busy + 8)
+        return rounds * form.rows * form.tokens * (1 + 0.02 * options["PARTS"]) / reached
 
-    return min((form for form in TILES if gemm_fits(caps, form)), key=cost)
+    return min((form for form in TILES if gemm_fits(caps, form) and form.sums < 64), key=cost)
 
 
 def _tile(tokens: int) -> int:
@@ -199,7 +218,7 @@ def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
     if caps.kind == "cpu":
         return [default(caps, shape)]
     found = [default(caps, shape), row_variant(shape.tokens, dense=dense), *(t for t in TILES if gemm_fits(caps, t))]
-    if shape.tokens <= GEMV_TOKENS:
+    if shape.tokens <= 2 * GEMV_TOKENS:
         wide = caps.subgroup_size if caps.subgroups else 16
         for dots in (F32, DIGITS) if digits_fit(caps, shape) else (F32,):
             for rows, unroll, group in ((1, 1, 256), (2, 1, 256), (2, 2, 512), (4, 1, 256), (4, 1, 512)):
