@@ -9,23 +9,23 @@ from nn.check import reference
 from nn.check.attention import attention as truth
 from nn.check.attention import visible
 from nn.ops.attention import (
-    VARIANTS,
     Heads,
     attention,
     cached_attention,
     record_attention,
     scaled_dot_product_attention,
 )
+from nn.ops.attention_variants import DECODE, NARROW, SMALL_LANES, SMALL_TILE, Shape, lanes_variant
 from nn.ops.base import Array, ShapeError
 from nn.tensor import Tensor
 
 NAME = "scaled_dot_product_attention"
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=(SMALL_TILE, DECODE, NARROW, SMALL_LANES, lanes_variant(64, 1, splits=3)), ids=lambda v: v.name)
 def variant(request, device):
-    if request.param == "lanes" and not device.caps.wide_subgroups:
-        pytest.skip("the kernel lanes needs wide subgroups")
+    if not request.param.fits(device.caps, Shape(1, 1, 1, 1, 64)):
+        pytest.skip(f"{request.param.name} does not fit this device")
     return request.param
 
 
