@@ -156,7 +156,8 @@ def cases() -> list[Case]:
         again = variant.kind in kinds
         kinds.add(variant.kind)
         if variant.kind == "matrix":
-            makes = MATRIX if not again else MATRIX[2:4]
+            others = [MATRIX[3]] if dict(variant.constants)["KEYS"] == 32 else [MATRIX[0], MATRIX[5]]
+            makes = others if again else MATRIX
         elif variant.kind == "split":
             makes = SPLIT if not again else [CACHE]
         elif variant.kind == "tile" and again:

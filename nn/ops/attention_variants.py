@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Kind = Literal["tile", "decode", "lanes", "split", "narrow", "matrix"]  # entries attention_KIND of shaders/attention/
 LANES_ROWS = 8  # up to this many query rows lanes.wgsl is used, where subgroups are wide enough
 SPLIT_KEYS = 1024  # for more keys than this a row is shared by several workgroups, which takes a second dispatch
+MATRIX_ROWS = 64  # for more query rows than this matrix units are used, where q, k and v are f16
 DECODE_ROWS = 256  # up to this many query rows decode.wgsl is used, twice as many for few keys
 
 
@@ -111,6 +112,9 @@ EVERY = (
     tile_variant(4, 4, 16, 2),
     tile_variant(4, 4, 32, 4),
     tile_variant(4, 4, 8, 2),
+    matrix_variant(4, 1, 32),
+    matrix_variant(8, 1, 32),
+    matrix_variant(8, 1, 16),
     DECODE,
     NARROW,
     SMALL_LANES,
@@ -140,6 +144,8 @@ def default(caps: Capabilities, shape: Shape) -> Variant:
             wanted = [lanes_variant(64, 4, splits=16), SMALL_SPLIT]
         else:
             wanted = [lanes_variant(64, 4, heads=4, splits=64), lanes_variant(128, 4, splits=32), SMALL_SPLIT]
+    elif shape.q_len > MATRIX_ROWS and shape.elem == shape.kv == "f16" and caps.matrix_f16:
+        wanted = [matrix_variant(4 if shape.d <= 64 else 8, 1, 32), matrix_variant(8, 1, 16), *wanted]
     elif shape.q_len <= (DECODE_ROWS if shape.bound > SPLIT_KEYS else 2 * DECODE_ROWS):
         return DECODE
     return next(v for v in wanted if v.fits(caps, shape))
