@@ -388,7 +388,8 @@ def record_attention(
         grid = (-(-pairs // constants["ROWS"]), kv_heads, batch)
     elif kind in ("lanes", "split"):
         path = "attention/lanes.wgsl"
-        constants |= {"SUBGROUP": max(subgroup_size or device.caps.subgroup_size, 8), "WINDOWED": window > 0}
+        size = min(max(subgroup_size or device.caps.subgroup_size, 8), constants["WG"])
+        constants |= {"SUBGROUP": size, "WINDOWED": window > 0}
         grid = (heads // constants["HEADS"], q_len, batch)
         if shape.wide8 and wide and k.dtype == "f16":
             parts["rows"] = "attention/rows_vec8.wgsl"
