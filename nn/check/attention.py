@@ -11,11 +11,12 @@ import numpy as np
 
 from nn.check.arrays import STORE_ERROR, STORE_FLOOR, fetch, poisoned, upload
 from nn.check.base import Case, Outcome
-from nn.ops.attention import VARIANTS, Heads, Variant, record_attention
+from nn.ops.attention import Heads, record_attention
+from nn.ops.attention_variants import EVERY, Shape, Variant
 from nn.ops.base import Array
 
 if TYPE_CHECKING:
-    from gpu import Device
+    from gpu import Capabilities, Device
 
 UNIT = 2.0**-24  # half the spacing of f32 at 1
 
@@ -74,7 +75,7 @@ class Problem:
 
 
 # Lengths around the switches: tiles of 64 rows and 32 keys, blocks of 256 keys in decode, 4 pairs and 32 keys in
-# narrow.
+# narrow. Groups of 1, 2, 3 and 4 query heads.
 PLAIN = [
     Problem(),
     Problem(heads=6, kv=2, rows=1, keys=77),
@@ -118,46 +119,83 @@ class Make:
 
 
 # Compiling one takes a software driver seconds, so each stands for several things at once.
+PLAIN_F32 = Make("plain", ("vec4", "given", "none"))
+HALVES = Make("short", ("vec4", "given", "none"), "f16", "f16", 80)  # 20 groups of four features: 8, 8 and a part of 8
+CACHE = Make("cache", ("vec4", "step", "none"), "f32", "f16", 64)
 MAKES = [
-    Make("plain", ("vec4", "given", "none")),
-    Make(
-        "short", ("vec4", "given", "none"), "f16", "f16", 80
-    ),  # 20 groups of four features: a chunk of 8 and a part of one
+    PLAIN_F32,
+    HALVES,
     Make("short", ("vec4", "given", "none"), d=96),
     Make("short", ("vec4", "given", "none"), d=256),
     Make("short", ("scalar", "given", "none"), d=63),
-    Make("cache", ("vec4", "step", "none"), "f32", "f16", 64),
+    CACHE,
     Make("cache", ("vec4", "step", "none"), d=128),
     Make("cache", ("scalar", "step", "none"), "f16", "f16", 37),
     Make("masked", ("vec4", "given", "bool"), d=32),
     Make("masked", ("vec4", "given", "additive"), "f16", "f16", 32),
     Make("masked", ("scalar", "given", "additive"), d=1),
 ]
+WIDE = [MAKES[3], MAKES[6]]  # 256 and 128 features
+SPLIT = [PLAIN_F32, HALVES, CACHE, MAKES[3], MAKES[4], MAKES[7], MAKES[8]]
+MATRIX = [
+    HALVES,
+    MAKES[9],
+    Make("plain", ("vec4", "given", "none"), "f16", "f16", 64),
+    Make("cache", ("vec4", "step", "none"), "f16", "f16", 128),
+    Make("masked", ("vec4", "given", "bool"), "f16", "f16", 128),
+    Make("short", ("vec4", "given", "none"), "f16", "f16", 256),
+    Make("short", ("vec4", "given", "none"), "f16", "f16", 8),
+]
 
 
 def cases() -> list[Case]:
-    """Kernel x the list above; decode also with subgroups, where only the reduction changes."""
-    found = []
-    for variant in VARIANTS:
-        for make in MAKES:
-            found.append(_case(variant, make, subgroups=False))
-        if variant == "decode":
-            found += [_case(variant, make, subgroups=True) for make in (MAKES[0], MAKES[5])]
-        if variant == "lanes":  # built for subgroups four times as wide as those that it meets
-            found += [_case(variant, make, subgroups=True, wider=4) for make in (MAKES[0], MAKES[5])]
+    """One size of each kernel with everything that it reads, its other sizes with some of that. Less where only the
+    reduction over subgroups changes, or lanes.wgsl is built for subgroups four times as wide as those that it meets."""
+    found, kinds = [], set()
+    for variant in EVERY:
+        again = variant.kind in kinds
+        kinds.add(variant.kind)
+        if variant.kind == "matrix":
+            others = [MATRIX[3]] if dict(variant.constants)["KEYS"] == 32 else [MATRIX[0], MATRIX[5]]
+            makes = others if again else MATRIX
+        elif variant.kind == "split":
+            makes = SPLIT if not again else [CACHE]
+        elif variant.kind == "tile" and again:
+            makes = WIDE if dict(variant.constants)["WIDE"] > 3 else [HALVES, CACHE]
+        else:
+            makes = MAKES if not again else [CACHE]
+        found += [_case(variant, make, subgroups=False) for make in makes]
+        if variant.kind == "decode":
+            found += [_case(variant, make, subgroups=True) for make in (PLAIN_F32, CACHE)]
+        if variant.kind in ("lanes", "split") and not again:
+            found += [_case(variant, make, subgroups=True, wider=4) for make in (PLAIN_F32, CACHE)]
     return found
 
 
 def _case(variant: Variant, make: Make, *, subgroups: bool, wider: int = 1) -> Case:
     rows, keys, mask = make.parts
-    files = (f"attention/{variant}.wgsl", "attention/params.wgsl", f"attention/rows_{rows}.wgsl")
+    lanes = variant.kind in ("lanes", "split")
+    files = (f"attention/{'lanes' if lanes else variant.kind}.wgsl", "attention/params.wgsl")
+    if lanes and rows == "vec4" and make.kv == "f16":
+        rows = "vec8"
     files += (f"attention/keys_{keys}.wgsl", f"attention/mask_{mask}.wgsl")
-    if variant in ("decode", "lanes"):
-        files += (f"lib/reduce{'_subgroup' if subgroups or variant == 'lanes' else ''}.wgsl",)
+    if variant.kind != "matrix":
+        files += (f"attention/rows_{rows}.wgsl",)
+    if variant.kind == "decode":
+        files += (f"lib/reduce{'_subgroup' if subgroups else ''}.wgsl",)
     needs = {"f16"} if "f16" in (make.elem, make.kv) else set()
-    needs |= {"wide_subgroups"} if variant == "lanes" else {"subgroups"} if subgroups else set()
-    how = " ".join((make.title, mask, rows, *["subgroups"] * subgroups, *[f"built {wider} times wider"] * (wider > 1)))
-    name = f"attention/{variant} attention_{variant}: {how}, q {make.elem} kv {make.kv} D {make.d}"
+    needs |= {"wide_subgroups"} if lanes else {"subgroups"} if subgroups else set()
+    needs |= {"matrix_f16"} if variant.kind == "matrix" else set()
+    how = " ".join(
+        (
+            make.title,
+            mask,
+            rows,
+            *["subgroups"] * (subgroups and not lanes),
+            *[f"built {wider} times wider"] * (wider > 1),
+        )
+    )
+    name = f"attention/{variant.name}: {how}, q {make.elem} kv {make.kv} D {make.d}"
     options = {
         "elem": make.elem,
         "kv": make.kv,
@@ -166,18 +204,36 @@ def _case(variant: Variant, make: Make, *, subgroups: bool, wider: int = 1) -> C
         "subgroups": subgroups,
         "wider": wider,
     }
+    fits = partial(_fits, variant=variant, make=make)
     if make.title == "cache":
-        return Case(name, partial(_cached, **options), files, frozenset(needs))
+        return Case(name, partial(_cached, **options), files, frozenset(needs), fits)
     problems = {"plain": PLAIN, "short": SHORT, "masked": MASKED}[make.title]
     mask_type = "bool" if mask == "bool" else make.elem
-    return Case(name, partial(_general, problems=problems, mask_type=mask_type, **options), files, frozenset(needs))
+    run = partial(_general, problems=problems, mask_type=mask_type, **options)
+    return Case(name, run, files, frozenset(needs), fits)
 
 
-def tolerance(elem: str, d: int, logits: float, values: np.ndarray) -> dict[str, float]:
+def _fits(caps: Capabilities, *, variant: Variant, make: Make) -> bool:
+    """Whether the kernel fits this device; which problems it takes is looked at problem by problem."""
+    group = dict(variant.constants).get("HEADS", 1)
+    wide = make.parts[0] == "vec4"
+    shape = Shape(1, 1, group, 1, make.d, elem=make.elem, kv=make.kv, wide=wide, wide8=wide and make.d % 8 == 0)
+    return variant.fits(caps, shape)
+
+
+def tolerance(
+    elem: str, d: int, logits: float, values: np.ndarray, *, keys: int = 0, matrices: bool = False
+) -> dict[str, float]:
     """Bounds of the error: a score of size s is a sum of d products, wrong by at most about (sqrt(d) + 4) s units, and
-    exp adds (3 + 2 s) ulp more; each weight is wrong by that much of itself, the result by twice that of max |v|."""
+    exp adds (3 + 2 s) ulp more; each weight is wrong by that much of itself, the result by twice that of max |v|.
+
+    Matrix units may cut sums off where they should round: twice the error. And weights are rounded to f16: by half of
+    2^-10 of themselves, or of the smallest f16 where they are small, and the largest is at least 1."""
     score = (d**0.5 + 4.0) * logits + 2.0 * logits + 8.0
-    atol = 2.0 * (score + 8.0) * UNIT * float(np.abs(values).max(initial=0.0))
+    error = 2.0 * (score + 8.0) * UNIT
+    if matrices:
+        error = 2.0 * error + 2.0**-11 + keys * 2.0**-25
+    atol = error * float(np.abs(values).max(initial=0.0))
     return {"rtol": STORE_ERROR[elem], "atol": atol + STORE_FLOOR[elem]}
 
 
@@ -194,8 +250,12 @@ def _general(
     wider: int,
     mask_type: str,
 ) -> Iterator[Outcome]:
+    group = dict(variant.constants).get("HEADS", 1)
+    matrices = variant.kind == "matrix"
     for problem in problems:
         b, n, m = problem.batch, problem.rows, problem.keys
+        if problem.heads // problem.kv % group or (matrices and m == 0):
+            continue
         scale = 1.0 / d**0.5
         size = (problem.logits / 3.0) ** 0.5  # of each feature: scale * q.k then has the deviation logits / 3
         q, q64, q_view = _heads(device, rng, (b, problem.heads, n, d), elem, size, swapped=False)
@@ -240,7 +300,8 @@ def _general(
             )
         )
         got = fetch(device, out).transpose(0, 2, 1, 3)
-        yield Outcome(got, want, **tolerance(elem, d, largest + 8.0, v64), label=str(problem))
+        bounds = tolerance(elem, d, largest + 8.0, v64, keys=m, matrices=matrices)
+        yield Outcome(got, want, **bounds, label=str(problem))
         del q, k, v
 
 
@@ -256,12 +317,16 @@ def _cached(
     wider: int,
 ) -> Iterator[Outcome]:
     """One recording, replayed with another step buffer; what lies behind the filled part of the cache is NaN."""
+    group = dict(variant.constants).get("HEADS", 1)
     for heads, kv_heads, rows, context, window, softcap in (
         (9, 3, 1, 300, 0, 0.0),
         (4, 1, 8, 64, 16, 30.0),
         (2, 2, 67, 131, 0, 0.0),
         (14, 2, 5, 290, 257, 0.0),
+        (12, 1, 2, 600, 300, 0.0),
     ):
+        if heads // kv_heads % group:
+            continue
         q, q64 = upload(device, rng.standard_normal((rows, heads * d)) * 3, elem)
         keys = rng.standard_normal((context, kv_heads * d))
         values = rng.standard_normal((context, kv_heads * d))
@@ -300,7 +365,8 @@ def _cached(
             largest = float(np.abs(q64).max() * np.abs(k64).max() * d**0.5)
             label = f"{heads}/{kv_heads} heads, {rows} rows, context {context}, window {window}, at {position}+{tokens}"
             got = fetch(device, out).reshape(1, rows, heads, d).transpose(0, 2, 1, 3)
-            yield Outcome(got, want, **tolerance(elem, d, largest, v64), label=label)
+            bounds = tolerance(elem, d, largest, v64, keys=filled, matrices=variant.kind == "matrix")
+            yield Outcome(got, want, **bounds, label=label)
 
 
 def _until(values: np.ndarray, filled: int, dtype: str) -> np.ndarray:

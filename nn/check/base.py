@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from gpu import Device
+    from gpu import Capabilities, Device
 
 
 FOLD = 7  # workgroups a row in second runs: few enough that small inputs have rows, the last one with some to spare
@@ -32,13 +32,15 @@ class Case:
     """One check. `name` reads "file entry: variant, shape", e.g. "norm/rms_norm: f16 3x257 subgroups".
 
     `run(device, rng)` yields outcomes; `needs` names capabilities ("f16", "subgroups") without which it is skipped.
-    `shaders` lists the .wgsl files it exercises, for coverage and mutation tests.
+    `shaders` lists the .wgsl files it exercises, for coverage and mutation tests. `fits`: whether the device's limits
+    allow its kernels; None: every device's do.
     """
 
     name: str
     run: Callable[[Device, np.random.Generator], Iterable[Outcome]]
     shaders: tuple[str, ...]
     needs: frozenset[str] = frozenset()
+    fits: Callable[[Capabilities], bool] | None = None
 
 
 def compare(outcome: Outcome) -> str | None:
@@ -71,7 +73,9 @@ def compare(outcome: Outcome) -> str | None:
 def lacking(case: Case, device: Device) -> str | None:
     """Why this device cannot run the case ("the device has no f16"), or None if it can."""
     absent = [need for need in sorted(case.needs) if not getattr(device.caps, need)]
-    return f"the device has no {' and no '.join(absent)}" if absent else None
+    if absent:
+        return f"the device has no {' and no '.join(absent)}"
+    return None if case.fits is None or case.fits(device.caps) else "its workgroups are larger than the device's"
 
 
 def run_case(case: Case, device: Device, *, twice: bool = False) -> str | None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CHUNKS_GPU = (8, 32, 128, 512)  # rows of a prompt chunk, smallest that holds what is left
 CHUNKS_CPU = (8, 32)
+DECODE_KEYS = (256, 1024)  # decode steps on a GPU have plans for up to so many keys, and one for any number
 # Drivers of laptops take a submit that runs for seconds for a hang: the first chunks of a size go out a few layers at a
 # time, later ones in submits of at most this many seconds, going by how long the first took.
 CHUNK_SUBMIT = 32
@@ -96,7 +97,7 @@ class Engine:
         self._chosen = self._state(np.zeros(4 + 4 * BURST, np.uint32), (4 + 4 * BURST,), "u32")
         self._inputs: dict[int, Array] = {}
         self._plans: dict[tuple[str, int, bool], tuple[Plan, Array]] = {}
-        self._bursts: dict[tuple[int, bool], Plan] = {}
+        self._bursts: dict[tuple[int, bool, int], Plan] = {}
         self.burst = 1
         self._cached: list[int] = []
         self._busy = False
@@ -118,7 +119,7 @@ class Engine:
     @property
     def decode_plan(self) -> Plan:
         """The recorded plan of one decode step, for looking at."""
-        return self._plan("decode", 1, False)[0]
+        return self._plan("decode", self._bucket(1), False)[0]
 
     def reset(self) -> None:
         """Forget the conversation."""
@@ -161,8 +162,11 @@ class Engine:
                 )  # the first token is not kept waiting for the encoding of later ones
                 while submitted < min(limit, len(answer) + 1 + self.ahead * burst):
                     count = 1 if submitted == 0 else _power_of_two(burst, limit - submitted)
-                    plan = self._plan("head", sizes[-1], biased)[0] if submitted == 0 else self._decode(count, biased)
                     position = len(ids) + submitted - 1
+                    if submitted == 0:
+                        plan = self._plan("head", sizes[-1], biased)[0]
+                    else:
+                        plan = self._decode(count, biased, self._bucket(position + count))
                     state = struct.pack("<4I", position, rows if submitted == 0 else 1, seed, submitted)
                     pending.append((self._replay(plan, state), count))
                     submitted += count
@@ -314,18 +318,25 @@ class Engine:
         """The recorded plan of a step, and where its result lies.
 
         "chunk": ids of this size -> hidden. "head": the last row of that hidden -> a token. "decode": the token before
-        -> a token. "logits": hidden of a chunk -> logits of all its rows.
+        -> a token, with so many keys in the cache at most. "logits": hidden of a chunk -> logits of all its rows.
         """
         key = (kind, size, biased)
         if key not in self._plans:
             self._plans[key] = self._record(kind, size, biased)
         return self._plans[key]
 
-    def _decode(self, count: int, biased: bool) -> Plan:
-        """The plan of `count` decode steps, each reading the token that the one before chose."""
-        if (count, biased) not in self._bursts:
-            self._bursts[count, biased] = self._plan("decode", 1, biased)[0].repeated(count)
-        return self._bursts[count, biased]
+    def _decode(self, count: int, biased: bool, keys: int) -> Plan:
+        """The plan of `count` decode steps, each reading the token that the one before chose. keys: of `_bucket`."""
+        key = (count, biased, keys)
+        if key not in self._bursts:
+            self._bursts[key] = self._plan("decode", keys, biased)[0].repeated(count)
+        return self._bursts[key]
+
+    def _bucket(self, keys: int) -> int:
+        """What a decode step's plan is made for, which fits `keys` keys: few of them want another kernel than many."""
+        context = self.model.context
+        sizes = () if self.device.caps.kind == "cpu" else DECODE_KEYS
+        return min(next((size for size in sizes if size >= keys), context), context)
 
     def _record(self, kind: str, size: int, biased: bool) -> tuple[Plan, Array]:
         model = self.model
@@ -333,7 +344,7 @@ class Engine:
             result = model.hidden(Tensor(self._ids(size)))
         elif kind == "decode":
             previous = Array(self._chosen.buffer, (1,), "u32")
-            result = self._sampled(model.logits(model.hidden(Tensor(previous))), biased)
+            result = self._sampled(model.logits(model.hidden(Tensor(previous), limit=size)), biased)
         else:
             hidden = Tensor(self._plan("chunk", size, False)[1])
             if kind == "logits":

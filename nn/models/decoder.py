@@ -62,11 +62,15 @@ class Linears:
 
 @dataclass
 class State:
-    """What a forward pass reads besides its tokens: step (position, tokens, seed, draw) and the angle tables."""
+    """What a forward pass reads besides its tokens: step (position, tokens, seed, draw) and the angle tables.
+
+    limit: a promise that no more keys than this are in the cache, by which attention's kernels are chosen; None: none.
+    """
 
     step: Tensor  # (4,) u32
     rope: Tensor | None  # (context, R/2, 2) f32
     local_rope: Tensor | None
+    limit: int | None = None
 
 
 @dataclass
@@ -128,16 +132,17 @@ class Decoder:
         table = rope_table(self.config, self.context, local=local)
         return Array(self.device.upload(table), table.shape)
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, *, limit: int | None = None) -> Tensor:
         """The last layer's output before the final norm. ids (T,) u32 -> (T, C) f32; the cache is written on the way.
 
-        Rows at and past step.tokens are padding. Reads step.position.
+        Rows at and past step.tokens are padding. Reads step.position. limit: see State.
         """
         config = self.config
         state = State(
             Tensor(self.step),
             None if self._rope is None else Tensor(self._rope),
             None if self._local_rope is None else Tensor(self._local_rope),
+            limit,
         )
         with named("embed"):
             x = F.embedding(ids, self.embed, scale=config.embedding_scale)

@@ -44,6 +44,7 @@ class Block:
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 scale=config.attention_scale,
+                limit=state.limit,
             )
             x = F.linear(attended, self.o.weights[0], self.o.bias, residual=x)
         with named("mlp"):

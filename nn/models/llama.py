@@ -64,6 +64,7 @@ class Block:
             scale=config.attention_scale,
             window=config.layer_window(layer),
             softcap=config.attention_softcap,
+            limit=state.limit,
         )
 
     def hidden(self, x: Tensor) -> Tensor:

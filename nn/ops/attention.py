@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from gpu.errors import LimitExceeded
 from gpu.work import Cost
+from nn.ops.attention_tune import ATTENTION
+from nn.ops.attention_variants import Shape, Variant
 from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu import Buffer, Capabilities, Recorder
+    from gpu import Buffer, Recorder
 
-Variant = Literal["tile", "decode", "lanes", "narrow"]
-VARIANTS: tuple[Variant, ...] = ("tile", "decode", "lanes", "narrow")  # files of shaders/attention/
 MAX_HEAD = 256  # features a head
-TILE_ROWS = 64  # query rows a workgroup of tile.wgsl
 NARROW_ROWS = 4  # (query row, head) pairs a workgroup of narrow.wgsl at most
-LANES_ROWS = 8  # up to this many query rows lanes.wgsl is used, where subgroups are wide enough
-LANES_WG = 256  # invocations a workgroup of lanes.wgsl at most: measured on an H200, best up to 1,000 keys
-DECODE_ROWS = 256  # up to this many query rows decode.wgsl is used: on an H200 it is faster up to there
 
 
 def scaled_dot_product_attention(
@@ -136,6 +133,7 @@ def cached_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    limit: int | None = None,
 ) -> Tensor:
     """Causal attention of T tokens over a KV cache whose fill is known on the device only.
 
@@ -150,12 +148,17 @@ def cached_attention(
         scale: factor of q k^T, usually 1 / sqrt(D).
         window: only the last `window` keys, the row's own position counted; None: all.
         softcap: scores become softcap * tanh(score / softcap); None: they stay.
+        limit: a promise that position + T will not exceed it, by which the kernel is chosen; more keys are slow, not
+            wrong. None: the context.
     Returns: (T, heads * D), dtype of q.
     Raises: ShapeError, TypeError for other dtypes, ValueError for options out of range.
     Source: as `attention`.
     """
     _check_options("cached_attention", window, softcap)
-    op = CachedAttention(heads=heads, kv_heads=kv_heads, scale=scale, window=window or 0, softcap=softcap or 0.0)
+    if limit is not None and limit < 1:
+        raise ValueError(f"cached_attention: limit is {limit}; it counts keys: at least 1, or None for the context")
+    options = {"scale": scale, "window": window or 0, "softcap": softcap or 0.0, "limit": limit or 0}
+    op = CachedAttention(heads=heads, kv_heads=kv_heads, **options)
     return apply(op, q, k_cache, v_cache, step)
 
 
@@ -218,13 +221,14 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class CachedAttention(Op):
-    """Operands q, k_cache, v_cache, step. window and softcap: 0 for none."""
+    """Operands q, k_cache, v_cache, step. window, softcap and limit: 0 for none."""
 
     heads: int
     kv_heads: int
     scale: float
     window: int
     softcap: float
+    limit: int = 0
     group = "attention"
 
     def infer(self, q: Spec, k: Spec, v: Spec, step: Spec) -> Spec:
@@ -262,6 +266,7 @@ class CachedAttention(Op):
             step=step.buffer,
             window=self.window,
             softcap=self.softcap,
+            limit=min(self.limit or context, self.window + tokens if self.window else context),
         )
 
 
@@ -314,24 +319,42 @@ def record_attention(
     offset: int = 0,
     window: int = 0,
     softcap: float = 0.0,
+    limit: int = 0,
     variant: Variant | None = None,
     subgroups: bool | None = None,
     subgroup_size: int | None = None,
 ) -> None:
     """One dispatch of shaders/attention/: the one place that knows which kernel, parts and grid.
 
-    step: the buffer that gives position and tokens (then causal and offset are not looked at). variant: which kernel;
-    None takes what suits this device and the number of query rows. subgroup_size: what lanes.wgsl is built for; None
-    takes the size that the device was seen to use (a kernel of a driver that varies it may meet a smaller one).
+    step: the buffer that gives position and tokens (then causal and offset are not looked at). limit: most keys that a
+    row sees, if known (0: not). variant: which kernel; None takes the tuner's. subgroup_size: what lanes.wgsl is built
+    for; None takes the size that the device was seen to use (a driver that varies it may run it with a smaller one).
     """
     device = record.device
     batch, heads, q_len, d = q.shape
     kv_heads, k_len = k.shape[1], k.shape[2]
     if batch * heads * q_len * d == 0:
         return
-    if variant is None:
-        variant = best_variant(device.caps, q_len)
     wide = k_len > 0 and d % 4 == 0 and all(stride % 4 == 0 for view in (q, k, v, out) for stride in view.strides)
+    shape = Shape(
+        q_len=q_len,
+        k_len=k_len,
+        heads=heads,
+        kv_heads=kv_heads,
+        d=d,
+        batch=batch,
+        elem=q.dtype,
+        kv=k.dtype,
+        causal=causal,
+        step=step is not None,
+        wide=wide,
+        wide8=d % 8 == 0 and all(stride % 8 == 0 for view in (k, v) for stride in view.strides),
+        limit=limit,
+    )
+    if variant is None:
+        variant = ATTENTION.pick(device, shape)
+    elif not variant.fits(device.caps, shape):
+        raise LimitExceeded(f"attention: the variant '{variant.name}' cannot run {shape} on {device.caps.name}")
     parts = {
         "rows": f"attention/rows_{'vec4' if wide else 'scalar'}.wgsl",
         "keys": f"attention/keys_{'given' if step is None else 'step'}.wgsl",
@@ -354,61 +377,49 @@ def record_attention(
         strides |= {
             f"{name}_{axis}": stride for axis, stride in zip(("batch", "head", "row"), view.strides, strict=True)
         }
-    constants = {"D": d}
+    constants = {"D": d} | dict(variant.constants)
+    kind, path = variant.kind, f"attention/{variant.kind}.wgsl"
     grid = (heads, q_len, batch)
-    if variant == "tile":
-        constants["CHUNKS"] = 2 if d <= 128 else 4  # of 32 features each
-        grid = (-(-q_len // TILE_ROWS), heads * -(-d // (32 * constants["CHUNKS"])), batch)
-    elif variant == "lanes":
-        constants |= lanes_constants(device.caps, d, subgroup_size or device.caps.subgroup_size)
-    elif variant == "narrow":
+    if kind in ("tile", "matrix"):
+        grid = (-(-q_len // variant.rows), heads, batch)
+    elif kind == "narrow":
         pairs = q_len * (heads // kv_heads)
         constants["ROWS"] = -(-pairs // -(-pairs // NARROW_ROWS))  # 5 pairs: 3 and 2
         grid = (-(-pairs // constants["ROWS"]), kv_heads, batch)
-    kernel = device.kernel(
-        f"attention/{variant}.wgsl",
-        f"attention_{variant}",
-        types=types,
-        constants=constants,
-        parts=parts,
-        subgroups=subgroups if variant == "decode" else variant == "lanes",
-    )
-    record(
-        kernel,
-        grid,
-        **buffers,
-        heads=heads,
-        group=heads // kv_heads,
-        quads=-(-d // 4),
-        q_len=q_len,
-        k_len=k_len,
-        causal=int(causal),
-        offset=offset,
-        window=window,
-        scale=scale,
-        softcap=softcap,
+    elif kind in ("lanes", "split"):
+        path = "attention/lanes.wgsl"
+        size = min(max(subgroup_size or device.caps.subgroup_size, 8), constants["WG"])
+        constants |= {"SUBGROUP": size, "WINDOWED": window > 0}
+        grid = (heads // constants["HEADS"], q_len, batch)
+        if shape.wide8 and wide and k.dtype == "f16":
+            parts["rows"] = "attention/rows_vec8.wgsl"
+    if kind == "matrix":
+        del parts["rows"]
+    numbers = {
+        "heads": heads,
+        "group": heads // kv_heads,
+        "quads": -(-d // 4),
+        "q_len": q_len,
+        "k_len": k_len,
+        "causal": int(causal),
+        "offset": offset,
+        "window": window,
+        "scale": scale,
+        "softcap": softcap,
         **strides,
-    )
-
-
-def best_variant(caps: Capabilities, q_len: int) -> Variant:
-    """The kernel for this many query rows on this device."""
-    if caps.kind == "cpu":
-        return "narrow"
-    if q_len <= LANES_ROWS and caps.wide_subgroups:
-        return "lanes"
-    return "decode" if q_len <= DECODE_ROWS else "tile"
-
-
-def lanes_constants(caps: Capabilities, d: int, subgroup_size: int) -> dict[str, int]:
-    """Sizes of lanes.wgsl: as many invocations as the device and 12 KiB of sums allow; wide heads: fewer keys."""
-    groups = -(-d // 4)
-    size = max(subgroup_size, 8)
-    wg = 64
-    while wg < min(LANES_WG, caps.max_invocations) and 2 * wg // size * groups * 16 <= 12 << 10:
-        wg *= 2
-    quads = -(-groups // 8)
-    return {"WG": max(wg, size), "SUBGROUP": size, "AHEAD": 4 if quads <= 2 else 2 if quads <= 4 else 1}
+    }
+    options = {"types": types, "constants": constants, "parts": parts}
+    options["subgroups"] = subgroups if kind == "decode" else kind in ("lanes", "split")
+    if kind == "split":  # two dispatches
+        splits = constants["SPLITS"]
+        buffers["parts"] = record.temp(batch * q_len * heads * splits * (-(-d // 4) + 1) * 16)
+        grid = (splits, heads // constants["HEADS"], q_len * batch)
+        passes = (("attention_split", grid), ("attention_merge", (heads, q_len, batch)))
+    else:
+        passes = ((f"attention_{kind}", grid),)
+    for entry, counts in passes:
+        kernel = device.kernel(path, entry, **options)
+        record(kernel, counts, **{name: buffers[name] for name in kernel.names}, **numbers)
 
 
 def _four(x: Tensor) -> Tensor:

@@ -6,3 +6,4 @@ fn masked(score: f32, batch: u32, head: u32, row: u32, key: u32) -> f32 {
   let b = f32(bias[at]);
   return select(score + b, MASKED, b <= MASKED);
 }
+const HAS_MASK: bool = true;

@@ -35,3 +35,10 @@ fn store_out(base: u32, d: u32, value: vec4<f32>) {
   if (e + 2u < D) { out[base + e + 2u] = Elem(value.z); }
   if (e + 3u < D) { out[base + e + 3u] = Elem(value.w); }
 }
+// Two neighbouring groups of features of a key or value: 2 o and 2 o + 1 (where D4 is odd, the last one once more).
+fn load_k2(base: u32, o: u32) -> array<vec4<f32>, 2> {
+  return array<vec4<f32>, 2>(load_k(base, 2u * o), load_k(base, min(2u * o + 1u, D4 - 1u)));
+}
+fn load_v2(base: u32, o: u32) -> array<vec4<f32>, 2> {
+  return array<vec4<f32>, 2>(load_v(base, 2u * o), load_v(base, min(2u * o + 1u, D4 - 1u)));
+}

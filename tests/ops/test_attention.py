@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from gpu import LimitExceeded
 from nn.check import reference
 from nn.check.attention import attention as truth
 from nn.check.attention import visible
 from nn.ops.attention import (
-    VARIANTS,
     Heads,
     attention,
     cached_attention,
     record_attention,
     scaled_dot_product_attention,
+)
+from nn.ops.attention_variants import (
+    DECODE,
+    NARROW,
+    SMALL_LANES,
+    SMALL_SPLIT,
+    SMALL_TILE,
+    Shape,
+    default,
+    lanes_variant,
+    variants,
 )
 from nn.ops.base import Array, ShapeError
 from nn.tensor import Tensor
@@ -22,10 +36,10 @@ from nn.tensor import Tensor
 NAME = "scaled_dot_product_attention"
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=(SMALL_TILE, DECODE, NARROW, SMALL_LANES, lanes_variant(64, 1, splits=3)), ids=lambda v: v.name)
 def variant(request, device):
-    if request.param == "lanes" and not device.caps.wide_subgroups:
-        pytest.skip("the kernel lanes needs wide subgroups")
+    if not request.param.fits(device.caps, Shape(1, 1, 1, 1, 64)):
+        pytest.skip(f"{request.param.name} does not fit this device")
     return request.param
 
 
@@ -167,6 +181,60 @@ def test_the_same_bits_every_run(device, rng, variant):
         record.submit()
         seen.add(device.read(out.buffer, np.uint32, out.shape).tobytes())
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("many", [True, False], ids=["256k queries", "one query"])
+def test_memory_beyond_inputs_and_outputs(device, many):
+    """No scores are kept: 256k keys take what their inputs and outputs take. Recorded only."""
+    tokens, d = 1 << 18, 8
+    variant = SMALL_TILE if many else SMALL_SPLIT
+    if not variant.fits(device.caps, Shape(1, tokens, 1, 1, d)):
+        pytest.skip(f"{variant.name} does not fit this device")
+    shape = (1, 1, tokens if many else 1, d)
+    q, out = (Heads.of(Array(device.alloc(4 * math.prod(shape)), shape)) for _ in range(2))
+    k, v = (Heads.of(Array(device.alloc(4 * tokens * d), (1, 1, tokens, d))) for _ in range(2))
+    given = sum(view.buffer.nbytes for view in (q, k, v, out))
+    before = device.counters.bytes_live
+    record = device.recorder()
+    record_attention(record, q, k, v, out, scale=1.0, causal=many, variant=variant)
+    assert len(record) == (1 if many else 2)
+    assert device.counters.bytes_live - before <= 0.05 * given
+
+
+def test_the_default_fits_every_device_and_shape(device):
+    large = {"max_workgroup_bytes": 48 << 10, "max_invocations": 1024}
+    for changed in ({}, {"kind": "gpu"}, {"kind": "gpu", "subgroups": False, "f16": False}, {"kind": "gpu", **large}):
+        for size, matrices in ((8, False), (32, True), (64, False)):
+            caps = replace(device.caps, subgroup_size=size, matrix_f16=matrices, **changed)
+            for d in (1, 63, 64, 80, 128, 256):
+                for rows, keys, limit in (
+                    (1, 1, 0),
+                    (1, 300, 0),
+                    (8, 5000, 0),
+                    (8, 5000, 100),
+                    (17, 9, 0),
+                    (600, 600, 0),
+                ):
+                    for elem in ("f32", "f16") if caps.f16 else ("f32",):
+                        aligned = {"wide": d % 4 == 0, "wide8": d % 8 == 0}
+                        shape = Shape(rows, keys, 12, 3, d, elem=elem, kv=elem, step=True, limit=limit, **aligned)
+                        assert default(caps, shape) in variants(caps, shape), (caps, shape)
+
+
+def test_a_promised_limit_does_not_change_the_result(device, rng):
+    _, (tq, tk, tv) = tensors(device, rng, (2, 8), (40, 1, 8), (40, 1, 8))
+    step = Tensor(np.array([20, 2, 0, 0], np.uint32), device)
+    both = [cached_attention(tq, tk, tv, step, heads=1, kv_heads=1, scale=1.0, limit=n).numpy() for n in (None, 8)]
+    np.testing.assert_allclose(*both, atol=3e-6)
+    with pytest.raises(ValueError, match="limit is 0; it counts keys"):
+        cached_attention(tq, tk, tv, step, heads=1, kv_heads=1, scale=1.0, limit=0)
+
+
+def test_a_variant_that_does_not_fit_is_refused(device):
+    x = Heads.of(Array(device.alloc(4 * 64), (1, 1, 1, 64)))
+    huge = lanes_variant(1 << 14, 4)
+    with pytest.raises(LimitExceeded, match="attention: the variant 'lanes 16384x4 heads 1' cannot run Shape"):
+        record_attention(device.recorder(), x, x, x, x, scale=1.0, variant=huge)
 
 
 def test_no_queries_and_no_keys(device):
