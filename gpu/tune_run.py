@@ -34,7 +34,7 @@ COMPILING = 10.0  # times the budget: no further variant is compiled after that
 SAMPLE = (1e-3, 2e-2)  # seconds of a sample, from and to; a single call may take longer
 CHECKED_BYTES = 8 << 20  # of each result that are compared; of larger ones, windows spread over it
 WINDOWS = 64
-WARM = 0.1  # of the time for timing brings a GPU's clock up
+WARM = (0.3, 1.0)  # seconds, at least and at most, that a GPU is kept busy before variants are timed
 
 log = logging.getLogger("anygpu")
 
@@ -96,7 +96,7 @@ def compare(
 
     Args:
         budget: seconds for running: half for comparing results, half for timing. Compiling comes on top, up to ten
-            times as much.
+            times as much, and up to a second of bringing a GPU's clock up.
         clock: the seconds that the budget is counted in; tests give their own.
     Raises: GpuError where not one variant works, or the operands cannot be made.
     """
@@ -205,12 +205,9 @@ def _race(
     def sample(candidate: _Candidate, runs: int) -> float:
         return watch.seconds(_plan(device, trial, candidate, trial.turns), runs=runs) / trial.turns
 
+    if device.caps.kind == "gpu":
+        _warm(watch, _plan(device, trial, alive[0], trial.turns), clock)
     deadline = clock() + seconds
-    if device.caps.kind == "gpu":  # its clock falls when it has nothing to do
-        warm, plan = clock() + WARM * seconds, _plan(device, trial, alive[0], trial.turns)
-        while clock() < warm:
-            watch.seconds(plan, runs=4)
-        del plan
     target = min(max(seconds / (ROUNDS * len(alive)), SAMPLE[0]), SAMPLE[1])
     quickest = min(c.seen for c in alive)
     for candidate in [alive[0], *sorted(alive[1:], key=lambda c: c.seen)]:
@@ -244,6 +241,20 @@ def _race(
     while shipped.best <= SLOW_AT_ONCE * best.best and min(len(shipped.samples), len(best.samples)) < DUEL:
         for candidate in (best, shipped):  # whatever the time: one sample says little beside other programs
             candidate.samples.append(sample(candidate, candidate.runs))
+
+
+def _warm(watch: Stopwatch, plan: Plan, clock: Clock) -> None:
+    """Keep a GPU busy until its clock is up: at least WARM[0] seconds, and until the plan gets no faster, or WARM[1].
+
+    While variants are compiled the clock falls to a tenth, and a variant bound by arithmetic then loses to one bound by
+    memory that it beats in use.
+    """
+    begin, runs = clock(), max(1, int(SAMPLE[1] / max(watch.seconds(plan), 1e-6)))
+    seen: list[float] = []
+    while clock() - begin < WARM[1]:
+        seen.append(watch.seconds(plan, runs=runs))
+        if clock() - begin >= WARM[0] and len(seen) > 5 and seen[-1] > 0.97 * seen[-6]:
+            return
 
 
 def _leave_out(racing: Sequence[_Candidate], factor: float) -> None:

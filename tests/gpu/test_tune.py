@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpu import Device, DeviceLost, Family, GpuError, LimitExceeded, Result, Trial
 from gpu import tune as tune_module
 from gpu.profile import Stopwatch
-from gpu.tune_run import compare
+from gpu.tune_run import _warm, compare
 
 COUNT = 1000
 TEXT = """
@@ -352,6 +352,25 @@ def test_slow_compilers_end_the_trying(device, watch, monkeypatch):
     verdict = race(device, "plain", "middling", "slow", "fast", budget=1.0, trial=slow_to_compile)
     assert left_out(verdict)["fast"] == "not tried: the time was over"
     assert "not tried" not in left_out(verdict)["slow"]
+
+
+def test_a_gpu_is_kept_busy_until_its_clock_is_up(device, watch, monkeypatch):
+    """A clock that rises for 0.6 s and is four times as high then."""
+
+    def seconds(self, plan, *, runs=1):
+        took = 1e-3 * max(1.0, 4.0 - 5.0 * Watch.now)
+        Watch.now += runs * took
+        return took
+
+    monkeypatch.setattr(Watch, "seconds", seconds)
+    recorder = device.recorder()
+    given = trial(device, Size())
+    given.record(recorder, Choice("plain"), 0)
+    _warm(Watch(device), recorder.plan(), lambda: Watch.now)
+    assert 0.55 <= watch.now < 0.8
+    Watch.now = 10.0
+    _warm(Watch(device), recorder.plan(), lambda: Watch.now)
+    assert 10.3 <= watch.now < 10.35
 
 
 def test_turns_are_timed_together_and_compared_alone(device, watch):
