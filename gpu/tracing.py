@@ -266,7 +266,10 @@ class Profile:
         self.seconds = self.now()
         with self.device.backend.errors("profile"):
             self._drain(len(self.submits))
-        times = self._aligned() if self.timestamps else [np.array([[s.start, s.end]]) for s in self.submits]
+        if self.timestamps:
+            times = self._aligned()
+        else:
+            times = [np.array([[s.start, s.end]] if s.count else np.zeros((0, 2))) for s in self.submits]
         for made, pairs in zip(self.submits, times, strict=True):
             made.start = made.end = made.submitted
             if len(pairs):

@@ -215,8 +215,8 @@ def test_many_submits_are_read_on_the_way(device, monkeypatch):
         for _ in range(11):
             plan.replay()
     assert len(p.submits) == 11 and len(p.events) == 11
-    assert "wait" not in [span.name for span in p.spans]  # the profile's own waiting is not the program's
     if device.caps.timestamps:
+        assert "wait" not in [span.name for span in p.spans]  # the profile's own waiting is not the program's
         starts = [event.start for event in p.events]
         assert starts == sorted(starts)
 
@@ -481,8 +481,9 @@ def test_a_page_shows_hostile_names_as_text(device, tmp_path):
     assert page.count("&lt;/script&gt;&lt;script&gt;alert(1)") == 1  # the title
     data = embedded(page)
     assert data["title"] == HOSTILE[0]
-    assert json.dumps(HOSTILE[3])[1:-1] in json.dumps(data)
+    assert {item[2] for item in data["tracks"][0]["items"]} >= {HOSTILE[0]}
     if device.caps.timestamps:
+        assert json.dumps(HOSTILE[3])[1:-1] in json.dumps(data)
         assert {row["cells"][0].split(" ", 1)[1] for row in data["rows"]} == set(HOSTILE)
         assert len(data["kinds"]) == len(HOSTILE)
 
