@@ -182,6 +182,7 @@ class Plan:
         self._buffers = [buffers for _, buffers, _ in commands]  # references: a stale handle would abort the process
         self._keep = list(keep)
         self.scopes = list(scopes) if scopes is not None else [None] * len(commands)
+        self.period = len(commands)  # after how many dispatches they begin again (`repeated`)
         self._arena = self._write_arena(params)
         with device.backend.errors("record"):
             flat = [
@@ -196,9 +197,8 @@ class Plan:
 
     def bound(self, index: int) -> tuple[tuple[str, int], ...]:
         """Names and bytes of the buffers that a dispatch binds."""
-        return tuple(
-            (binding.name, self._buffers[index][binding.name].nbytes) for binding in self.kernels[index].storage
-        )
+        buffers = self._buffers[index % self.period]
+        return tuple((binding.name, buffers[binding.name].nbytes) for binding in self.kernels[index].storage)
 
     def split(self, per_submit: int, *, first: int | None = None) -> None:
         """Send at most `per_submit` dispatches a submit from now on.

@@ -85,8 +85,8 @@ class Span:
 @dataclass
 class Submit:
     """One submit: dispatches first..first + count of a plan. replay: number of the replay that it is a part of. state:
-    the bytes that the replay wrote (Plan.replay), so that positions are known. kinds: of the scopes in it. start, end:
-    on the device, in seconds since the profile began."""
+    the bytes that the replay wrote (Plan.replay), so that positions are known. kinds: of the scopes in it. turns: how
+    often the plan ran in it (Plan.repeated). start, end: on the device, in seconds since the profile began."""
 
     plan: Plan | None  # None when the profile is complete: it holds buffers
     first: int
@@ -99,6 +99,7 @@ class Submit:
     start: float = 0.0
     end: float = 0.0
     kinds: frozenset[str] = frozenset()
+    turns: int = 1
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,10 @@ class Profile:
         self.seconds = self.now()
         with self.device.backend.errors("profile"):
             self._drain(len(self.submits))
-        times = self._aligned() if self.timestamps else [np.array([[s.start, s.end]]) for s in self.submits]
+        if self.timestamps:
+            times = self._aligned()
+        else:
+            times = [np.array([[s.start, s.end]] if s.count else np.zeros((0, 2))) for s in self.submits]
         for made, pairs in zip(self.submits, times, strict=True):
             made.start = made.end = made.submitted
             if len(pairs):
@@ -277,6 +281,7 @@ class Profile:
         for made in self.submits:
             assert made.plan is not None
             named = (_named(scope) for scope in made.plan.scopes[made.first : made.first + made.count])
+            made.turns = max(1, made.count // max(made.plan.period, 1))
             made.kinds = frozenset(scope.kind for scope in named if scope is not None)
             made.plan = None
         self._commands.clear()
@@ -316,7 +321,7 @@ class Profile:
         pairs = np.concatenate([pairs for _, _, pairs in parts])
         lasted = pairs[:, 1] - pairs[:, 0]
         matrices = {kernel: "matrices" in kernel.source.extensions() for kernel in set(plan.kernels)}
-        costs = spread([plan.scopes[i] for _, i in chosen], lasted, state)
+        costs = spread([(plan.scopes[i], i // plan.period) for _, i in chosen], lasted, state)
         for (number, i), start, seconds, cost in zip(chosen, pairs[:, 0].tolist(), lasted.tolist(), costs, strict=True):
             kernel, inner = plan.kernels[i], plan.scopes[i]
             scope = _named(inner)
@@ -343,8 +348,10 @@ class Profile:
         """One event for a whole submit; with its cost where it is a whole replay and everything in it has one."""
         assert made.plan is not None
         scopes = made.plan.scopes[made.first : made.first + made.count]
+        turns = [(made.first + i) // made.plan.period for i in range(made.count)]
         owners = [_costed(scope, made.state) for scope in scopes]
-        known = [owner.cost(made.state) or Cost() for owner in dict.fromkeys(owners) if owner is not None]
+        counted = dict.fromkeys((owner, turn) for owner, turn in zip(owners, turns) if owner is not None)
+        known = [owner.cost(made.state, turn) or Cost() for owner, turn in counted]
         complete = alone and None not in owners
         start, end = float(pairs[0, 0]), float(pairs[-1, 1])
         return Event(
@@ -501,17 +508,17 @@ def _joined(scope: Scope, inner: Scope | None) -> str:
     return scope.name if inner is None else f"{scope.name}: {inner.name}"
 
 
-def spread(scopes: Sequence[Scope | None], seconds: np.ndarray, state: bytes | None) -> list[Cost | None]:
+def spread(scopes: Sequence[tuple[Scope | None, int]], seconds: np.ndarray, state: bytes | None) -> list[Cost | None]:
     """The cost of each dispatch: that of the nearest scope which says one, shared by time among those it is nearest
-    to."""
-    owners = [_costed(scope, state) for scope in scopes]
-    spent: dict[Scope, float] = {}
-    count: dict[Scope, int] = {}
+    to. scopes: of each dispatch, with the number of its turn where a plan is repeated."""
+    owners = [None if (owner := _costed(scope, state)) is None else (owner, turn) for scope, turn in scopes]
+    spent: dict[tuple[Scope, int], float] = {}
+    count: dict[tuple[Scope, int], int] = {}
     for owner, took in zip(owners, seconds.tolist(), strict=True):
         if owner is not None:
             spent[owner] = spent.get(owner, 0.0) + took
             count[owner] = count.get(owner, 0) + 1
-    costs = {owner: owner.cost(state) or Cost() for owner in spent}
+    costs = {(scope, turn): scope.cost(state, turn) or Cost() for scope, turn in spent}
     return [
         None if owner is None else costs[owner] * (took / spent[owner] if spent[owner] > 0 else 1 / count[owner])
         for owner, took in zip(owners, seconds.tolist(), strict=True)

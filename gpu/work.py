@@ -2,7 +2,7 @@
 
 Replaying never looks at them; gpu.profile does. A Scope is put around recording code:
 
-    with record.scope(Scope("rms_norm", path="layers.3.attention", cost=lambda state: Cost(4e3, 8e3, 4e3))):
+    with record.scope(Scope("rms_norm", path="layers.3.attention", cost=Cost(4e3, 8e3, 4e3))):
         record(kernel, ...)
 
 Scopes may be nested: a step on the way, such as the norm ahead of a product, is a scope inside the product's. A cost is
@@ -45,8 +45,9 @@ class Scope:
 
     name: the operation ("rms_norm"). path: where in the model ("layers.3.attention"). kind: the group it is counted
     in ("attention", "linear", "norm", ...). operands, results: their shapes as text. cost: the work of the scope's own
-    dispatches; it gets the bytes that the replay wrote as its state (Plan.replay), None where there were none, so
-    that work which depends on a position is counted for that position.
+    dispatches; it gets the bytes that the replay wrote as its state (Plan.replay), None where there were none, and how
+    often the plan ran before in the same replay (Plan.repeated), so that work which depends on a position is counted
+    for that position.
     """
 
     __slots__ = ("_cost", "kind", "name", "operands", "parent", "path", "results")
@@ -59,16 +60,16 @@ class Scope:
         kind: str = "other",
         operands: Sequence[str] = (),
         results: Sequence[str] = (),
-        cost: Callable[[bytes | None], Cost] | Cost | None = None,
+        cost: Callable[[bytes | None, int], Cost] | Cost | None = None,
     ) -> None:
         self.name, self.path, self.kind = name, path, kind
         self.operands, self.results = operands, results
         self.parent: Scope | None = None  # the scope it was opened in
         self._cost = cost
 
-    def cost(self, state: bytes | None = None) -> Cost | None:
+    def cost(self, state: bytes | None = None, turn: int = 0) -> Cost | None:
         """The work of the scope's own dispatches, or None if nobody said."""
-        return self._cost(state) if callable(self._cost) else self._cost
+        return self._cost(state, turn) if callable(self._cost) else self._cost
 
     def __repr__(self) -> str:
         return f"Scope({self.path + ': ' if self.path else ''}{self.name})"

@@ -56,10 +56,12 @@ class Cache:
 
 @dataclass
 class Step:
-    """Submits of the request that belong together. token: number of the answer's token that it chose."""
+    """Submits of the request that belong together. token: number of the answer's token that it chose; turns: more than
+    one where events are whole submits that choose several."""
 
     name: str
     token: int
+    turns: int = 1
     events: list[Event] = field(default_factory=list)
     dispatches: int = 0
 
@@ -106,14 +108,16 @@ class Request:
     @property
     def typical(self) -> Step | None:
         """The step of one token whose time on the device is the median; None where there is only the prompt's."""
-        decoded = sorted((step for step in self.steps[1:] if step.events), key=lambda step: step.seconds)
+        used = [step for step in self.steps[1:] if step.token < len(self.answer)]
+        decoded = sorted(used, key=lambda step: step.seconds)
         return decoded[(len(decoded) - 1) // 2] if decoded else None
 
     def whole_seconds(self, step: Step) -> float | None:
-        """Device seconds of a step that was not cut into dispatches; None where the two runs went other ways."""
-        if len(self.unwatched_steps) != len(self.steps):
-            return None
-        return self.unwatched_steps[self.steps.index(step)].seconds
+        """Device seconds of a step that is not cut into dispatches; its share where a submit makes several tokens."""
+        for whole in self.unwatched_steps:
+            if whole.token <= step.token < whole.token + whole.turns:
+                return whole.seconds / whole.turns
+        return None
 
 
 def follow(
@@ -241,10 +245,14 @@ def steps_of(profile: Profile, tokens: int) -> list[Step]:
     chosen = 0
     for replay in sorted(by_replay):
         events = by_replay[replay]
-        step = steps[-1]
-        step.events += events
-        step.dispatches += sum(event.dispatches for event in events)
-        if any("sampling" in profile.submits[event.submit].kinds for event in events):
-            chosen += 1
-            steps.append(Step(f"token {chosen}" if chosen < tokens else "not used", chosen))
+        whole = not any(event.kind == "sampling" for event in events)  # events are submits
+        for event, following in zip(events, [*events[1:], None], strict=True):
+            step = steps[-1]
+            step.events.append(event)
+            step.dispatches += event.dispatches
+            samples = event.kind == "sampling" or (whole and "sampling" in profile.submits[event.submit].kinds)
+            if samples and (whole or following is None or following.kind != "sampling"):
+                step.turns = profile.submits[event.submit].turns if whole else 1
+                chosen += step.turns
+                steps.append(Step(f"token {chosen}" if chosen < tokens else "not used", chosen))
     return [step for step in steps if step.events]

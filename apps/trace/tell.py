@@ -42,7 +42,7 @@ def main_step(request: Request) -> tuple[Step, str]:
     step = request.typical
     if step is None:
         return request.steps[0], "the prompt, up to the first token"
-    return step, f"one token of the answer ({step.name}, the median of {len(request.steps) - 1})"
+    return step, f"one token of the answer ({step.name}, the median of {len(request.answer) - 1})"
 
 
 def total(step: Step) -> Any:

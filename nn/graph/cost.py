@@ -68,9 +68,9 @@ class StepScope(Scope):
     def results(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return [text_of(spec) for spec in result_specs(self.step)]
 
-    def cost(self, state: bytes | None = None) -> Cost:
+    def cost(self, state: bytes | None = None, turn: int = 0) -> Cost:
         """The step's work; `state` is a struct Step (nn/ops/base.py), which tells attention how far the cache goes."""
-        return cost_of(self.step, self.op, Progress.of(state))
+        return cost_of(self.step, self.op, Progress.of(state, turn))
 
 
 def snake(name: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nn.graph.ir import leaf
+from nn.graph.ir import leaf, named
 from nn.ops.base import Array
 from nn.quant.weight import Weight
 from nn.tensor import Tensor, host_array
@@ -49,13 +50,33 @@ class Parameter(Tensor):
     __slots__ = ()
 
 
+class _Calls(threading.local):
+    """The modules of this thread whose forward is running, outermost first."""
+
+    def __init__(self) -> None:
+        self.running: list[Module] = []
+
+
+_calls = _Calls()
+
+
 class Module:
     """Base of layers and models. Parameters, modules, and lists, tuples and dicts of modules among the attributes make
     up the structure; `self.blocks[3].attention.query.weight` is named "blocks.3.attention.query.weight".
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        """Run forward. What it makes is named by attribute path in traces and profiles, as parameters are."""
+        running = _calls.running
+        name = next((name for name, child in running[-1].named_children() if child is self), "") if running else ""
+        running.append(self)
+        try:
+            if not name:
+                return self.forward(*args, **kwargs)
+            with named(name):
+                return self.forward(*args, **kwargs)
+        finally:
+            running.pop()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward(); define it in the subclass")

@@ -93,12 +93,12 @@ class Progress:
     tokens: int
 
     @staticmethod
-    def of(state: bytes | None) -> Progress | None:
-        """Out of the bytes of a struct Step; None where there is none, or something else."""
+    def of(state: bytes | None, turn: int = 0) -> Progress | None:
+        """Out of the bytes of a struct Step, `turn` steps later; None where there is none, or something else."""
         if state is None or len(state) != 16:
             return None
         position, tokens, _, _ = struct.unpack("<4I", state)
-        return Progress(position, tokens)
+        return Progress(position + turn * tokens, tokens)
 
 
 def stored_bytes(spec: Spec) -> int:

@@ -73,7 +73,8 @@ class SampleToken(Op):
         row = stored_bytes(logits)
         adjusting = row + sum(stored_bytes(spec) for spec in (settings, seen, *bias))
         selecting = row + stored_bytes(settings) + stored_bytes(step)
-        return Cost(6 * logits.size, adjusting + selecting, row + stored_bytes(chosen) + 4)
+        told = min(stored_bytes(chosen), 32)  # the token, and its place among the last ones
+        return Cost(6 * logits.size, adjusting + selecting, row + told + stored_bytes(step) + 4)
 
     def lower(self, record: Recorder, *arrays: Array) -> None:
         logits, settings, step, seen, chosen, *bias = arrays

@@ -14,7 +14,7 @@ from apps.trace import tell
 from apps.trace.request import CANDIDATES, follow
 from gpu import Cost
 from gpu.chrome import trace_of
-from nn.generate.engine import ContextFull
+from nn.generate.engine import ContextFull, Engine
 from nn.llm import LLM
 from tests.fixtures import tiny_chat
 from tests.gpu.test_profile import check_trace, embedded
@@ -99,6 +99,26 @@ def test_attention_reads_what_the_cache_holds_by_then(device, llm, request_):
         assert event.cost == Cost(2 * keys * (4 * 32 + 4), 64 * 4 + 2 * keys * 32 * width + 16, 64 * 4)
 
 
+def test_several_tokens_a_submit_are_told_apart(device, folder, monkeypatch):
+    """As on a GPU, where the host runs ahead."""
+    llm = LLM(folder, device=device, context=256)
+    llm.engine = Engine(llm.engine.model, ahead=2)
+    monkeypatch.setattr(llm.engine, "_set_burst", lambda seconds: setattr(llm.engine, "burst", 4))
+    request = follow(llm, "A", raw=True, tokens=9)
+    assert request.text == (" one two three four" * 3)[: len(request.text)] and len(request.answer) == 9
+    if not device.caps.timestamps:
+        return
+    assert [step.name for step in request.steps] == ["prompt", *(f"token {i}" for i in range(1, 9))]
+    assert max(made.count for made in request.profile.submits) >= 4 * 9
+    for i, step in enumerate(request.steps[1:]):
+        assert names(step) == ["embedding", *LAYER, "norm_linear", "sample_token", "sample_token"]
+        (event,) = [event for event in step.events if event.kind == "attention"]
+        assert event.cost is not None and event.cost.flops == 2 * (len(request.ids) + i + 1) * (4 * 32 + 4)
+        assert (request.whole_seconds(step) or 0) > 0
+    covered = [step.token + i for step in request.unwatched_steps for i in range(step.turns)]
+    assert covered == list(range(9)) and max(step.turns for step in request.unwatched_steps) == 4
+
+
 def test_the_cache_is_counted(llm, request_):
     width = {"f16": 2, "f32": 4}[llm.engine.model.kv_dtype]
     cache = request_.cache
@@ -133,7 +153,8 @@ def test_the_terminal_tells_the_steps_in_order(request_):
     at = [text.index(word) for word in ("chat template", "tokenised", "prompt  ", "KV cache", "sampled", "detokenised")]
     assert at == sorted(at)
     assert '" The"' in text and "unwatched: prompt" in text and "roofline: copies" in text
-    assert max(len(line) for line in text.splitlines() if line.startswith("layers.")) < 120
+    table = text[text.index("one token of the answer") : text.index("unwatched")]
+    assert max(map(len, table.splitlines())) < 120
 
 
 def test_layers_are_shown_together_or_apart(device, request_):

@@ -161,7 +161,7 @@ def test_without_timestamps_it_is_the_hosts_clock_and_says_so(fresh):
 def test_costs_get_the_state_that_the_replay_wrote(device):
     seen = []
 
-    def cost(state):
+    def cost(state, turn):
         seen.append(state)
         return Cost(float(state[0])) if state else Cost(99.0)
 
@@ -177,13 +177,30 @@ def test_costs_get_the_state_that_the_replay_wrote(device):
     assert [event.cost for event in p.events] == [Cost(7.0), Cost(9.0), Cost(99.0)]
 
 
+def test_a_repeated_plan_costs_every_turn_for_itself(device):
+    record, state = device.recorder(), device.alloc(4)
+    with record.scope(Scope("step", path="m", cost=lambda state, turn: Cost(float(state[0] + turn)))):
+        chain(device, record, device.upload(np.zeros(N, np.float32)), steps=2, scoped=False)
+    plan = record.plan().repeated(3)
+    with gpu.profile(device, per="submit", ceilings=PEAK) as p:
+        plan.replay(write=(state, b"\x0a\0\0\0"))
+    assert p.events[0].cost == Cost(10.0 + 11.0 + 12.0)
+    with gpu.profile(device, ceilings=PEAK) as p:
+        plan.replay(write=(state, b"\x0a\0\0\0"))
+    if device.caps.timestamps:
+        costs = [event.cost.flops for event in p.events]
+        assert [costs[i] + costs[i + 1] for i in (0, 2, 4)] == pytest.approx([10.0, 11.0, 12.0])
+        assert {event.buffers for event in p.events} == {(("x", 4 * N), ("out", 4 * N))}
+
+
 def test_spread_shares_by_time_and_leaves_inner_scopes_theirs():
     outer, inner, silent = Scope("a", cost=Cost(100, 40, 8)), Scope("b", cost=Cost(60, 10, 0)), Scope("c")
     inner.parent = silent.parent = outer
-    found = spread([outer, silent, inner, None], np.array([1.0, 3.0, 5.0, 0.5]), None)
+    found = spread([(s, 0) for s in (outer, silent, inner, None)], np.array([1.0, 3.0, 5.0, 0.5]), None)
     assert found == [Cost(25, 10, 2), Cost(75, 30, 6), Cost(60, 10, 0), None]
-    assert spread([inner, inner], np.array([0.0, 0.0]), None) == [Cost(30, 5, 0)] * 2
-    assert spread([silent], np.array([2.0]), None) == [Cost(100, 40, 8)]
+    assert spread([(inner, 0)] * 2, np.array([0.0, 0.0]), None) == [Cost(30, 5, 0)] * 2
+    assert spread([(inner, 0), (inner, 1)], np.array([1.0, 3.0]), None) == [Cost(60, 10, 0)] * 2
+    assert spread([(silent, 0)], np.array([2.0]), None) == [Cost(100, 40, 8)]
 
 
 def test_a_step_on_the_way_has_a_name_and_a_kind_of_its_own(device):
@@ -215,8 +232,8 @@ def test_many_submits_are_read_on_the_way(device, monkeypatch):
         for _ in range(11):
             plan.replay()
     assert len(p.submits) == 11 and len(p.events) == 11
-    assert "wait" not in [span.name for span in p.spans]  # the profile's own waiting is not the program's
     if device.caps.timestamps:
+        assert "wait" not in [span.name for span in p.spans]  # the profile's own waiting is not the program's
         starts = [event.start for event in p.events]
         assert starts == sorted(starts)
 
@@ -481,8 +498,9 @@ def test_a_page_shows_hostile_names_as_text(device, tmp_path):
     assert page.count("&lt;/script&gt;&lt;script&gt;alert(1)") == 1  # the title
     data = embedded(page)
     assert data["title"] == HOSTILE[0]
-    assert json.dumps(HOSTILE[3])[1:-1] in json.dumps(data)
+    assert {item[2] for item in data["tracks"][0]["items"]} >= {HOSTILE[0]}
     if device.caps.timestamps:
+        assert json.dumps(HOSTILE[3])[1:-1] in json.dumps(data)
         assert {row["cells"][0].split(" ", 1)[1] for row in data["rows"]} == set(HOSTILE)
         assert len(data["kinds"]) == len(HOSTILE)
 

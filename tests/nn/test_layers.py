@@ -7,6 +7,7 @@ import pytest
 
 import nn.functional as F
 from nn.graph.jit import jit
+from nn.graph.schedule import compile_program
 from nn.layers import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm, Sequential, StateError
 from nn.ops.base import ShapeError
 from nn.tensor import Tensor
@@ -168,3 +169,29 @@ def test_sequential(device, rng):
     want = hidden @ state["2.0.weight"].T + state["2.0.bias"]
     np.testing.assert_allclose(net(Tensor(x, device)).numpy(), want, rtol=1e-5, atol=1e-5)
     assert len(net) == 3 and net[1] is F.relu
+
+
+def paths(device, tensor):
+    record = device.recorder()
+    compile_program(device, [tensor.node]).record(record)
+    return [scope.path for scope in record.plan().scopes]
+
+
+def test_kernels_are_named_by_attribute_path(device, rng):
+    """As the parameters are, through lists and dicts of modules."""
+    net = Net(device, rng)
+    found = paths(device, net(Tensor(np.array([1, 2], np.int32), device)))
+    assert {path.rpartition(".")[0] for name, _ in net.named_parameters() if (path := name) != "scale"} <= set(found)
+    assert found[0] == "embed" and {"blocks.0.norm", "blocks.1.down", "heads.a"} <= set(found)
+    assert paths(device, Sequential(net.blocks[0].norm, net.blocks[0])(Tensor(np.ones((2, 32), np.float32), device)))[
+        :2
+    ] == ["0", "1.norm"]
+    alone = net.blocks[0].norm(Tensor(np.ones((2, 32), np.float32), device))  # nobody's child here
+    assert paths(device, alone) == [""]
+
+
+def test_a_forward_that_fails_leaves_no_name_behind(device, rng):
+    net = Net(device, rng)
+    with pytest.raises(ShapeError):
+        net.blocks[0](Tensor(np.ones((2, 31), np.float32), device))
+    assert paths(device, net.blocks[0].norm(Tensor(np.ones((2, 32), np.float32), device))) == [""]

@@ -130,7 +130,7 @@ def test_the_default_counts_operands_and_results():
 def test_sampling_goes_over_the_vocabulary():
     logits, seen = Spec((1, 50)), Spec((50,), "u32")
     got = cost(SampleToken(), logits, Spec((8,), "u32"), STEP, seen, Spec((4,), "u32"))
-    assert got == Cost(300, (200 + 32 + 200) + (200 + 32 + 16), 200 + 16 + 4)
+    assert got == Cost(300, (200 + 32 + 200) + (200 + 32 + 16), 200 + 16 + 16 + 4)
 
 
 def scopes_of(device, *tensors):
