@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu.device import Capabilities
 
 FIRST = re.compile(r"f(16|32) 4x16x4096x\d+|f(16|32) 1x8x4096x64.*|.* context (4096|32768)|f16 1x1x.*")  # as in gemm.py
-ROTATE = {"gpu": 512 << 20, "cpu": 8 << 20}
+ROTATE = {"gpu": 128 << 20, "cpu": 8 << 20}  # bytes of caches taken in turn
 LONG = 262_144  # tokens
 MEMORY = 1.05  # bytes taken over those of inputs and outputs
 

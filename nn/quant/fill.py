@@ -15,7 +15,7 @@ from nn.quant.repack import BLOCK, plane_offsets
 from nn.quant.weight import Weight, Window, window_rows
 
 if TYPE_CHECKING:
-    from gpu import Buffer, Device
+    from gpu import Buffer, Device, Recorder
 
 _WG = 256
 _ANY = 0xFFFFFFFF
@@ -46,7 +46,9 @@ def uniform(
         raise ValueError(f"uniform: dtype is {dtype!r}; expected f32, f16 or bf16")
     array = Array(device.alloc(math.prod(shape) * DTYPES[dtype][0]), shape, dtype)
     words = -(-array.buffer.nbytes // 4)
-    _fill(device, array.buffer, f"fill_{dtype}", 0, words, seed, even=(low, high), odd=(low, high))
+    record = device.recorder()
+    _fill(record, array.buffer, f"fill_{dtype}", 0, words, seed, even=(low, high), odd=(low, high))
+    record.submit()
     return array
 
 
@@ -62,14 +64,14 @@ def random_weight(device: Device, shape: tuple[int, int], format: str, *, seed: 
     fmt.row_bytes(cols)
     limit = min(device.caps.max_binding, device.caps.max_buffer) - 256
     step = window_rows(format, rows, cols, limit)
-    windows = []
+    windows, record = [], device.recorder()
     for row0 in range(0, rows, step):
         count = min(step, rows - row0)
         offsets, total = plane_offsets(format, count, cols)
         buffer = device.alloc(total)
         if fmt.dense:
             edge = std * math.sqrt(3.0)
-            _fill(device, buffer, f"fill_{format}", 0, total // 4, seed + row0, even=(-edge, edge), odd=(-edge, edge))
+            _fill(record, buffer, f"fill_{format}", 0, total // 4, seed + row0, even=(-edge, edge), odd=(-edge, edge))
         else:
             spread, planes = PLANES[format]
             unit = std / spread
@@ -78,16 +80,17 @@ def random_weight(device: Device, shape: tuple[int, int], format: str, *, seed: 
                 first, words = offsets[i] // 4, (end - offsets[i]) // 4
                 plane_seed = seed + row0 + 7919 * (i + 1)
                 if kind == "bits":
-                    _fill(device, buffer, "fill_bits", first, words, plane_seed, mask=rest[0])
+                    _fill(record, buffer, "fill_bits", first, words, plane_seed, mask=rest[0])
                 else:
                     even, odd = ((low * unit, high * unit) for low, high in rest)
-                    _fill(device, buffer, "fill_f16", first, words, plane_seed, even=even, odd=odd)
+                    _fill(record, buffer, "fill_f16", first, words, plane_seed, even=even, odd=odd)
         windows.append(Window(row0, count, buffer))
+    record.submit()
     return Weight((rows, cols), format, tuple(windows))
 
 
 def _fill(
-    device: Device,
+    record: Recorder,
     buffer: Buffer,
     entry: str,
     first: int,
@@ -98,9 +101,8 @@ def _fill(
     even: tuple[float, float] = (0.0, 0.0),
     odd: tuple[float, float] = (0.0, 0.0),
 ) -> None:
-    record = device.recorder()
     record(
-        device.kernel("random/fill.wgsl", entry),
+        record.device.kernel("random/fill.wgsl", entry),
         grid=-(-count // _WG),
         out=buffer,
         first=first,
@@ -112,4 +114,3 @@ def _fill(
         low_odd=odd[0],
         range_odd=odd[1] - odd[0],
     )
-    record.submit()

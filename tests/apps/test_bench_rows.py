@@ -275,3 +275,16 @@ def test_a_picture_is_drawn(tmp_path):
     }
     plot.draw(report, str(tmp_path / "x.png"))
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_attention_takes_no_memory_beside_its_operands(runner, monkeypatch):
+    """The row of 256k tokens, shorter; and what it says where scores are kept."""
+    if not runner.device.caps.f16:
+        pytest.skip("the row is f16")
+    quick(monkeypatch)
+    heads = attention.Heads(1, 1, 1024, 64, "f16", True)
+    row = runner.case(attention.flash(heads, memory=True), {})
+    assert row.status == "ok", row.note
+    assert 1.0 <= row.extra["bytes_taken"] <= attention.MEMORY
+    row = runner.case(attention.flash(replace(heads, causal=False), unfused=True, memory=True), {})
+    assert row.status == "wrong" and "times the bytes of inputs and outputs are taken" in row.note
