@@ -20,6 +20,7 @@ from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array, Op
 from nn.ops.linear import GatedMLP, Linear, NormLinear, QKVRope, multiply
 from nn.ops.linear_variants import (
+    BROADCAST,
     DIGITS,
     F32,
     GEMM,
@@ -314,8 +315,8 @@ class _Form:
 
 
 def _forms() -> list[_Form]:
-    def row(tokens: int) -> Callable[[str, str], Variant]:
-        return lambda entry, format: row_variant(tokens, dense=format_of(format).dense)
+    def row(tokens: int, *, broadcast: bool = False) -> Callable[[str, str], Variant]:
+        return lambda entry, format: row_variant(tokens, dense=format_of(format).dense, broadcast=broadcast)
 
     def gemv(dots: str, blocks: int, rows: int, most: int, **options: Any) -> Callable[[str, str], Variant]:
         def make(entry: str, format: str) -> Variant:
@@ -328,6 +329,8 @@ def _forms() -> list[_Form]:
     found = [
         _Form("row", row(1), ROW, (1,)),
         _Form("row 4 tokens", row(4), ROW, (2, 3, 8, 9, 33)),
+        _Form("row broadcast", row(1, broadcast=True), BROADCAST, (1,)),
+        _Form("row broadcast 4 tokens", row(4, broadcast=True), BROADCAST, (2, 3, 8, 9, 33)),
     ]
     # Blocks: more than the lanes and than one chunk; or few: several rows share a subgroup. `most` 3: several rounds.
     for name, make, tokens, blocks in (
@@ -358,7 +361,7 @@ def cases() -> list[Case]:
     found: list[Case] = []
     for number, form in enumerate(_forms()):
         for i, format in enumerate(FORMATS):
-            if form.path != ROW and (i + number) % (8 if form.path == GEMM else 4):
+            if form.path not in (ROW, BROADCAST) and (i + number) % (8 if form.path == GEMM else 4):
                 continue
             if form.dots == DIGITS and format_of(format).dense:
                 continue
@@ -372,13 +375,14 @@ def cases() -> list[Case]:
             options |= {"cols": cols, "tokens": form.tokens, "subgroups": form.subgroups}
             label = f"matmul/{entry}: {form.name}, {format} K={cols}"
             needs = {"wide_subgroups" if form.dots == DIGITS else "subgroups"} if form.subgroups else set()
+            needs |= {"wide_subgroups"} if form.path == BROADCAST else set()
             if entry in QKV:
                 cache = ("f32", "f16")[len(found) // len(form.entries) % 2]
                 run = partial(_qkv, cache=cache, **options, **_SHAPES[number % 2])
                 needs |= {"f16"} if cache == "f16" else set()
                 label += f" cache {cache}"
             else:
-                several = form.path != ROW  # windows, always where a format stands for others
+                several = form.path not in (ROW, BROADCAST)  # windows, always where a format stands for others
                 pieces = 2 + i % 2 if several else 1 + i % 3
                 shape = {"rows": 78, "pieces": 1} if "gated" in entry else {"rows": 77, "pieces": pieces}
                 run = partial(_rows, activation=("silu", "gelu_tanh")[number % 2], **options, **shape)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpu.work import Cost, Scope
 from nn.ops.base import DTYPES, FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
 from nn.ops.linear_tune import LINEAR
-from nn.ops.linear_variants import GEMV, ROW, Shape, Variant
+from nn.ops.linear_variants import BROADCAST, GEMV, ROW, Shape, Variant
 from nn.ops.norm import record_rms_norm
 from nn.quant.formats import FORMATS
 from nn.quant.repack import BLOCK
@@ -384,7 +384,7 @@ def product_cost(
 
 def _norm_fuses(chosen: Variant, tokens: int, cols: int) -> bool:
     """Whether the kernel norms x itself: it repeats that in every workgroup, which pays for few tokens only."""
-    return cols % BLOCK == 0 and (chosen.path == GEMV or (chosen.path == ROW and tokens == 1))
+    return cols % BLOCK == 0 and (chosen.path == GEMV or (chosen.path in (ROW, BROADCAST) and tokens == 1))
 
 
 def _linear(

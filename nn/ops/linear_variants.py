@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from gpu.device import Capabilities
 
-ROW, GEMV, GEMM = "matmul/row.wgsl", "matmul/gemv.wgsl", "matmul/gemm_weight.wgsl"
+ROW, BROADCAST = "matmul/row.wgsl", "matmul/row_broadcast.wgsl"
+GEMV, GEMM = "matmul/gemv.wgsl", "matmul/gemm_weight.wgsl"
 F32, DIGITS = "matmul/dots_f32.wgsl", "matmul/dots_digits.wgsl"
 GEMV_TOKENS = 8  # twice as many, or more, go through the tiled kernel
 _FILL = 128  # multiprocessors of a large GPU
@@ -73,11 +74,16 @@ class Variant:
         return groups * tiles
 
 
-def row_variant(tokens: int, *, dense: bool) -> Variant:
-    """An invocation makes several rows: the more, the less often x is read. Dense formats fill more registers a row."""
-    per_item, tile, group = (2 if dense else 4), 1, 8
-    if tokens > 1:
-        per_item, tile = 2 * per_item, 4
+def row_variant(tokens: int, *, dense: bool, broadcast: bool = False) -> Variant:
+    """An invocation makes several rows: the more, the less often x is read. Dense formats fill more registers a row.
+
+    broadcast: subgroups of eight or more hand x round, which reads it less often still.
+    """
+    per_item, tile, group = (2 if dense else 4), (4 if tokens > 1 else 1), 8
+    if broadcast:
+        constants = (("ROWS", per_item), ("TOKENS", tile))
+        return Variant(f"rows {per_item} x {tile} broadcast", BROADCAST, per_item * group, tile, constants)
+    per_item *= 2 if tokens > 1 else 1
     constants = (("ROWS", per_item), ("TOKENS", tile), ("WG", group))
     return Variant(f"rows {per_item} x {tile}", ROW, per_item * group, tile, constants)
 
@@ -148,7 +154,7 @@ def default(caps: Capabilities, shape: Shape) -> Variant:
     """The kernel for this device and size."""
     tokens, dense = shape.tokens, format_of(shape.format).dense
     if caps.kind == "cpu":
-        return row_variant(tokens, dense=dense)
+        return row_variant(tokens, dense=dense, broadcast=caps.wide_subgroups)
     digits = digits_fit(caps, shape)
     if tokens > (2 * GEMV_TOKENS if digits else GEMV_TOKENS):
         return _gemm(caps, shape)
@@ -216,7 +222,7 @@ def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
     """All that are valid, in a fixed order; for software drivers those without workgroup memory, which costs there."""
     dense = format_of(shape.format).dense
     if caps.kind == "cpu":
-        return [default(caps, shape)]
+        return list(dict.fromkeys((default(caps, shape), row_variant(shape.tokens, dense=dense))))
     found = [default(caps, shape), row_variant(shape.tokens, dense=dense), *(t for t in TILES if gemm_fits(caps, t))]
     if shape.tokens <= 2 * GEMV_TOKENS:
         wide = caps.subgroup_size if caps.subgroups else 16

@@ -182,7 +182,14 @@ def test_no_number_hides_what_is_not_finite(device, rng):
 def test_software_drivers_get_their_own_kernel(device, rng):
     w = weight(device, rng, "q4_1", 40, 32)[0].node.value
     form = variant(device, 1, w)
-    assert (form.path == "matmul/row.wgsl") == (device.caps.kind == "cpu")
+    assert form.path.startswith("matmul/row") == (device.caps.kind == "cpu")
+    cpu, shape = replace(device.caps, kind="cpu", subgroups=True), Shape(1, *w.shape, w.format)
+    for caps, path in (
+        (replace(cpu, subgroup_size=8), "matmul/row_broadcast.wgsl"),
+        (replace(cpu, subgroup_size=4), "matmul/row.wgsl"),
+        (replace(cpu, subgroups=False), "matmul/row.wgsl"),
+    ):
+        assert default(caps, shape).path == path and default(caps, shape) in variants(caps, shape)
 
 
 S = Spec
