@@ -15,6 +15,7 @@ from nn.graph.copy import TransposeStep
 from nn.graph.expr import Load, Value
 from nn.graph.ir import Strided
 from nn.ops.base import DTYPES, Array, Spec
+from nn.tensor import Tensor
 
 if TYPE_CHECKING:
     from gpu import Device
@@ -36,6 +37,7 @@ def cases() -> list[Case]:
                 file = f"movement/transpose{'4' * four}"
                 run = partial(transpose, dtype=dtype, order=order, four=four)
                 found.append(Case(f"{file}: {dtype}, axes {order}", run, (f"{file}.wgsl",), needs))
+    found.append(Case("ops/contiguous: f16 copied two at a time and singly", halves, (), frozenset({"f16"})))
     return found
 
 
@@ -67,3 +69,21 @@ def transpose(
         want = np.full(size, 3000, kind)
         want[before:-after] = host[..., first : first + r].transpose(order).reshape(-1)
         yield Outcome(device.read(out.buffer, kind, size), want, label=f"{lead} of {c}x{r}")
+
+
+def halves(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    """Copies of f16 whose rows lie at even and at odd places; random bits, so that NaNs have to stay what they are."""
+    bits = rng.integers(0, 1 << 16, (6, 10, 4, 8), np.uint16).view(np.float16)
+    x = Tensor(bits, device)
+    moved = [
+        ("whole", x.clone(), bits),
+        ("permuted", x.permute((0, 2, 1, 3)).contiguous(), bits.transpose(0, 2, 1, 3)),
+        ("even", x[1:, :, :, 2:6].clone(), bits[1:, :, :, 2:6]),
+        ("odd start", x[1:, :, :, 1:5].clone(), bits[1:, :, :, 1:5]),
+        ("odd length", x[1:, :, :, 2:7].clone(), bits[1:, :, :, 2:7]),
+        ("odd rows", x.reshape(128, 15)[:, 2:8].clone(), bits.reshape(128, 15)[:, 2:8]),
+        ("repeated", x[:, :1].expand(x.shape).contiguous(), np.broadcast_to(bits[:, :1], bits.shape)),
+        ("reversed rows", x.flip(1).contiguous(), bits[:, ::-1]),
+    ]
+    for label, got, want in moved:
+        yield Outcome(got.numpy().view(np.uint16), np.ascontiguousarray(want).view(np.uint16), label=label)

@@ -202,7 +202,10 @@ class MapStep:
     at: Strided
 
     def __post_init__(self) -> None:
-        self.body = Body(self.expr)
+        self.dtype, self.moved, expr = self.value.spec.dtype, self.at, self.expr
+        if (pairs := as_pairs(expr, self.at)) is not None:
+            self.dtype, (expr, self.moved) = "u32", pairs
+        self.body = Body(expr)
         self.reads = tuple(dict.fromkeys(load.value for load in self.body.loads))
         self.writes = (self.value,)
         if math.prod(self.at.shape) > MAX_ELEMENTS:
@@ -210,13 +213,13 @@ class MapStep:
                 f"fused {self.body.title}: {math.prod(self.at.shape):,} elements in one tensor; indices are 32 bits, "
                 f"at most {MAX_ELEMENTS:,}; split the tensor"
             )
-        self.sources = [*(load.at for load in self.body.loads), *(index.at for index in self.body.indices), self.at]
+        self.sources = [*(load.at for load in self.body.loads), *(index.at for index in self.body.indices), self.moved]
 
     def record(self, record: Recorder, array_of: Callable[[Value], Any]) -> None:
         loads = self.body.loads
         sizes = [DTYPES[load.dtype][0] for load in loads] + [0] * len(self.body.indices)
-        sizes.append(DTYPES[self.value.spec.dtype][0])
-        shape, strides = coalesce(self.at.shape, [at.strides for at in self.sources])
+        sizes.append(DTYPES[self.dtype][0])
+        shape, strides = coalesce(self.moved.shape, [at.strides for at in self.sources])
         views = [Strided(shape, s, at.offset) for s, at in zip(strides, self.sources)]
         limit = self.caps.max_binding
         buffers = [array_of(load.value).buffer for load in loads]
@@ -227,7 +230,7 @@ class MapStep:
             out, out_view = cut_buffer(array_of(self.value).buffer, window[-1], sizes[-1], limit)
             wg = WG[self.caps.kind]
             text, fields, names, group = generate(
-                self.body, keys, [v for _, v in cut], positions, out_view, self.value.spec.dtype, wg=wg
+                self.body, keys, [v for _, v in cut], positions, out_view, self.dtype, wg=wg
             )
             kernel = record.device.kernel_source(text, "fused", label=f"fused {self.body.title}")
             record(
@@ -237,6 +240,19 @@ class MapStep:
                 **{name: buffer for name, (buffer, _) in zip(names, cut)},
                 **fields,
             )
+
+
+def as_pairs(expr: Expr, at: Strided) -> tuple[Load, Strided] | None:
+    """A copy of f16 as one of u32, two elements each, which moves wider vectors; None where it is no such copy."""
+    if not isinstance(expr, Load) or expr.dtype != "f16" or not at.shape:
+        return None
+    views = (expr.at, at)
+    if any(v.strides[-1] != 1 or v.shape[-1] % 2 or v.offset % 2 or any(s % 2 for s in v.strides[:-1]) for v in views):
+        return None
+    source, target = (
+        Strided((*v.shape[:-1], v.shape[-1] // 2), (*(s // 2 for s in v.strides[:-1]), 1), v.offset // 2) for v in views
+    )
+    return Load("u32", expr.value, source), target
 
 
 def windows(views: list[Strided], sizes: list[int], limit: int, title: str) -> Iterator[list[Strided]]:

@@ -206,9 +206,9 @@ def split(chosen: FoldVariant, rows: int, cols: int) -> tuple[int, int]:
         unit = 4 * chosen.lanes
         busy, least, longest = WORKGROUPS * chosen.wg // (rows * chosen.lanes), 4 * unit, 1024 * unit
     else:
-        unit = 4 * chosen.wg // chosen.lanes
-        tiles = -(-rows // (chosen.pack * chosen.lanes))
-        busy, least, longest = WORKGROUPS * 256 // (tiles * chosen.wg), 2 * unit, 1024 * unit
+        unit, tiles = 8 * chosen.wg // chosen.lanes, -(-rows // (chosen.pack * chosen.lanes))
+        busy = 1 if tiles * chosen.wg >= 96 * 1024 else 2 * WORKGROUPS * 256 // (tiles * chosen.wg)
+        least, longest = unit, 512 * unit
     parts = max(1, min(busy, cols // least), -(-cols // longest))
     chunk = -(-cols // parts)
     chunk = chunk if parts == 1 else -(-chunk // unit) * unit

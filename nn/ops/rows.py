@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpu.device import Capabilities
     from nn.ops.base import Array
 
+HELD = {4: 8, 1: 16}  # most packs of so many elements that an invocation keeps: 32 and 16 registers
 BUSY = 1 << 16  # invocations that keep a large GPU busy
 
 
@@ -44,12 +45,7 @@ class RowVariant:
 SERIAL = RowVariant(0, wg=8)
 
 
-def held_most(pack: int, lanes: int, dtype: str) -> int:
-    """Packs that an invocation keeps at most. Long rows of f16 keep more before they take more than 256 lanes."""
-    return 16 if pack == 1 or (dtype == "f16" and lanes >= 256) else 8
-
-
-def default(caps: Capabilities, rows: int, cols: int, dtype: str = "f32") -> RowVariant:
+def default(caps: Capabilities, rows: int, cols: int) -> RowVariant:
     """Few invocations a row with much to keep each, as long as there are rows enough to keep the device busy."""
     if caps.kind == "cpu":
         return SERIAL
@@ -57,10 +53,10 @@ def default(caps: Capabilities, rows: int, cols: int, dtype: str = "f32") -> Row
     packs = cols // pack
     lanes = 4
     while 2 * lanes <= min(caps.max_invocations, 1024) and (
-        lanes * held_most(pack, lanes, dtype) < packs or (rows * lanes < BUSY and lanes < min(packs, 256))
+        lanes * HELD[pack] < packs or (rows * lanes < BUSY and lanes < min(packs, 256))
     ):
         lanes *= 2
-    held = min(-(-packs // lanes), held_most(pack, lanes, dtype))
+    held = min(-(-packs // lanes), HELD[pack])
     return RowVariant(lanes, held, max(lanes, 128 if rows * lanes >= BUSY else 32), pack, caps.subgroups)
 
 
@@ -71,7 +67,7 @@ def variants(caps: Capabilities, rows: int, cols: int) -> Sequence[RowVariant]:
         for lanes in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
             if lanes > caps.max_invocations or (lanes > 4 and lanes >= 2 * (cols // pack)):
                 break
-            held = min(-(-cols // pack // lanes), held_most(pack, lanes, "f32"))
+            held = min(-(-cols // pack // lanes), HELD[pack])
             found += [
                 RowVariant(lanes, held, max(lanes, wg), pack, subgroups)
                 for wg in (64, 256) if max(lanes, wg) <= caps.max_invocations
@@ -102,7 +98,7 @@ def record_rows(
     if rows == 0 or cols == 0:
         return
     device = record.device
-    chosen = variant or default(device.caps, rows, cols, x.dtype)
+    chosen = variant or default(device.caps, rows, cols)
     types = {"Elem": x.dtype}
     operands |= {"x": x.buffer, "out": out.buffer, "rows": rows}
     if not chosen.lanes:

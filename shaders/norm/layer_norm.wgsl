@@ -24,35 +24,36 @@ fn row_of(wg: vec3<u32>, grid: vec3<u32>, lane: u32) -> u32 {
   return (wg.y * grid.x + wg.x) * (WG / LANES) + lane / LANES;   // grids past 65535 are folded into y
 }
 
-struct Stats { pivot: f32, shift: f32, scale: f32 }   // normalised value: ((x - pivot) - shift) * scale
-struct Row { held: array<Pack, HELD>, stats: Stats }
+struct Row { held: array<Real, HELD>, pivot: f32, shift: f32, scale: f32 }   // held: x - pivot - shift
 fn row_at(first: u32, lane: u32) -> Row {
   var row: Row;
   for (var i = 0u; i < HELD; i++) {
     let c = lane % LANES + i * LANES;
-    if (c < p.packs) { row.held[i] = x[first + c]; }
+    if (c < p.packs) { row.held[i] = wide(x[first + c]); }
   }
-  let pivot = head(x[first]);
+  row.pivot = head(x[first]);
   let size = run_size(lane);
   var sum = 0.0;
   for (var i = 0u; i < HELD; i++) {
-    if (lane % LANES + i * LANES < p.packs) { sum += total(wide(row.held[i]) - pivot); }
+    row.held[i] -= row.pivot;
+    if (lane % LANES + i * LANES < p.packs) { sum += total(row.held[i]); }
   }
-  for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) { sum += total(wide(x[first + c]) - pivot); }
-  let shift = run_sum(lane, size, sum) / f32(p.cols);
+  for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) { sum += total(wide(x[first + c]) - row.pivot); }
+  row.shift = run_sum(lane, size, sum) / f32(p.cols);
   sum = 0.0;
   for (var i = 0u; i < HELD; i++) {
-    let d = (wide(row.held[i]) - pivot) - shift;
-    if (lane % LANES + i * LANES < p.packs) { sum += total(d * d); }
+    row.held[i] -= row.shift;
+    if (lane % LANES + i * LANES < p.packs) { sum += total(row.held[i] * row.held[i]); }
   }
   for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) {
-    let d = (wide(x[first + c]) - pivot) - shift;
+    let d = (wide(x[first + c]) - row.pivot) - row.shift;
     sum += total(d * d);
   }
-  row.stats = Stats(pivot, shift, inverseSqrt(run_sum(lane, size, sum) / f32(p.cols) + p.eps));
+  row.scale = inverseSqrt(run_sum(lane, size, sum) / f32(p.cols) + p.eps);
   return row;
 }
-fn normed(v: Pack, s: Stats) -> Real { return ((wide(v) - s.pivot) - s.shift) * s.scale; }
+// The normalised pack c of a row, read again.
+fn normed(first: u32, c: u32, row: Row) -> Real { return ((wide(x[first + c]) - row.pivot) - row.shift) * row.scale; }
 
 @compute @workgroup_size(WG)
 fn layer_norm(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
@@ -63,9 +64,9 @@ fn layer_norm(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) gri
   if (row >= p.rows) { return; }
   for (var i = 0u; i < HELD; i++) {
     let c = lane % LANES + i * LANES;
-    if (c < p.packs) { out[first + c] = narrow(normed(it.held[i], it.stats)); }
+    if (c < p.packs) { out[first + c] = narrow(it.held[i] * it.scale); }
   }
-  for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) { out[first + c] = narrow(normed(x[first + c], it.stats)); }
+  for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) { out[first + c] = narrow(normed(first, c, it)); }
 }
 
 @compute @workgroup_size(WG)
@@ -77,10 +78,10 @@ fn layer_norm_weight(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgrou
   if (row >= p.rows) { return; }
   for (var i = 0u; i < HELD; i++) {
     let c = lane % LANES + i * LANES;
-    if (c < p.packs) { out[first + c] = narrow(normed(it.held[i], it.stats) * Real(weight[c])); }
+    if (c < p.packs) { out[first + c] = narrow(it.held[i] * it.scale * Real(weight[c])); }
   }
   for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) {
-    out[first + c] = narrow(normed(x[first + c], it.stats) * Real(weight[c]));
+    out[first + c] = narrow(normed(first, c, it) * Real(weight[c]));
   }
 }
 
@@ -93,9 +94,9 @@ fn layer_norm_affine(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgrou
   if (row >= p.rows) { return; }
   for (var i = 0u; i < HELD; i++) {
     let c = lane % LANES + i * LANES;
-    if (c < p.packs) { out[first + c] = narrow(normed(it.held[i], it.stats) * Real(weight[c]) + Real(bias[c])); }
+    if (c < p.packs) { out[first + c] = narrow(it.held[i] * it.scale * Real(weight[c]) + Real(bias[c])); }
   }
   for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) {
-    out[first + c] = narrow(normed(x[first + c], it.stats) * Real(weight[c]) + Real(bias[c]));
+    out[first + c] = narrow(normed(first, c, it) * Real(weight[c]) + Real(bias[c]));
   }
 }

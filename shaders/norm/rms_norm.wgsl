@@ -24,16 +24,16 @@ fn row_of(wg: vec3<u32>, grid: vec3<u32>, lane: u32) -> u32 {
   return (wg.y * grid.x + wg.x) * (WG / LANES) + lane / LANES;   // grids past 65535 are folded into y
 }
 
-struct Row { held: array<Pack, HELD>, scale: f32 }   // as stored; s of the header
+struct Row { held: array<Real, HELD>, scale: f32 }   // scale: s of the header
 fn row_at(first: u32, lane: u32) -> Row {
   var row: Row;
   for (var i = 0u; i < HELD; i++) {
     let c = lane % LANES + i * LANES;
-    if (c < p.packs) { row.held[i] = x[first + c]; }
+    if (c < p.packs) { row.held[i] = wide(x[first + c]); }
   }
   let size = run_size(lane);
   var sum = 0.0;
-  for (var i = 0u; i < HELD; i++) { let v = wide(row.held[i]); sum += total(v * v); }
+  for (var i = 0u; i < HELD; i++) { sum += total(row.held[i] * row.held[i]); }
   for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) { let v = wide(x[first + c]); sum += total(v * v); }
   row.scale = inverseSqrt(run_sum(lane, size, sum) / f32(p.cols) + p.eps);
   return row;
@@ -48,7 +48,7 @@ fn rms_norm(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid:
   if (row >= p.rows) { return; }
   for (var i = 0u; i < HELD; i++) {
     let c = lane % LANES + i * LANES;
-    if (c < p.packs) { out[first + c] = narrow(wide(it.held[i]) * it.scale); }
+    if (c < p.packs) { out[first + c] = narrow(it.held[i] * it.scale); }
   }
   for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) {
     out[first + c] = narrow(wide(x[first + c]) * it.scale);
@@ -64,7 +64,7 @@ fn rms_norm_gain(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) 
   if (row >= p.rows) { return; }
   for (var i = 0u; i < HELD; i++) {
     let c = lane % LANES + i * LANES;
-    if (c < p.packs) { out[first + c] = narrow(wide(it.held[i]) * it.scale * Real(gain[c])); }
+    if (c < p.packs) { out[first + c] = narrow(it.held[i] * it.scale * Real(gain[c])); }
   }
   for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) {
     out[first + c] = narrow(wide(x[first + c]) * it.scale * Real(gain[c]));
@@ -80,7 +80,7 @@ fn add_rms_norm(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) g
   if (row >= p.rows) { return; }
   for (var i = 0u; i < HELD; i++) {
     let c = lane % LANES + i * LANES;
-    if (c < p.packs) { out[first + c] = narrow(wide(residual[first + c]) + wide(it.held[i]) * it.scale * Real(gain[c])); }
+    if (c < p.packs) { out[first + c] = narrow(wide(residual[first + c]) + it.held[i] * it.scale * Real(gain[c])); }
   }
   for (var c = lane % LANES + HELD * LANES; c < p.packs; c += LANES) {
     out[first + c] = narrow(wide(residual[first + c]) + wide(x[first + c]) * it.scale * Real(gain[c]));

@@ -79,22 +79,19 @@ fn fold_columns(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) g
   let step = WG / LANES;
   var sums: array<Acc, PACK>;
   for (var j = 0u; j < PACK; j++) { sums[j] = neutral(); }
-  var c = part * p.chunk + lane / LANES;
-  for (; c + 3u * step < end; c += 4u * step) {
-    var v0 = values(row, c);
-    var v1 = values(row, c + step);
-    var v2 = values(row, c + 2u * step);
-    var v3 = values(row, c + 3u * step);
-    for (var j = 0u; j < PACK; j++) { sums[j] = join(sums[j], join(join(v0[j], v1[j]), join(v2[j], v3[j]))); }
-  }
-  if (c < end) {
-    var v0 = values(row, c);
-    var v1 = values(row, min(c + step, end - 1u));
-    var v2 = values(row, min(c + 2u * step, end - 1u));
-    for (var j = 0u; j < PACK; j++) {
-      sums[j] = join(sums[j], v0[j]);
-      if (c + step < end) { sums[j] = join(sums[j], v1[j]); }
-      if (c + 2u * step < end) { sums[j] = join(sums[j], v2[j]); }
+  for (var c = part * p.chunk + lane / LANES; c < end; c += 8u * step) {
+    var v: array<array<Acc, PACK>, 8>;                            // eight loads on their way at once
+    if (c + 7u * step < end) {
+      for (var u = 0u; u < 8u; u++) { v[u] = values(row, c + u * step); }
+      for (var j = 0u; j < PACK; j++) {
+        let low = join(join(v[0][j], v[1][j]), join(v[2][j], v[3][j]));
+        sums[j] = join(sums[j], join(low, join(join(v[4][j], v[5][j]), join(v[6][j], v[7][j]))));
+      }
+      continue;
+    }
+    for (var u = 0u; u < 8u; u++) { v[u] = values(row, min(c + u * step, end - 1u)); }   // the last ones, some in vain
+    for (var u = 0u; u < 8u; u++) {
+      if (c + u * step < end) { for (var j = 0u; j < PACK; j++) { sums[j] = join(sums[j], v[u][j]); } }
     }
   }
   column_partial[lane] = sums;
