@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nn.ops import matmul_matrix
+from nn.ops.matmul_matrix import MATRIX
 from nn.ops.matmul_packed import panel_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class Variant:
 
     def fits(self, caps: Capabilities, shape: Shape) -> bool:
         """Whether the device and the product allow it."""
+        if self.path == MATRIX:
+            return matmul_matrix.fits(dict(self.constants), caps, shape)
         if self.path == PACKED:
             sizes = (panel_bytes(shape.m, shape.k, self.rows), panel_bytes(shape.n, shape.k, self.cols))
             return caps.wide_subgroups and shape.batches * max(sizes) <= caps.max_binding - 512
@@ -53,6 +57,8 @@ class Variant:
     def kernel_options(self, shape: Shape) -> dict[str, Any]:
         """types, constants and parts for Device.kernel."""
         constants = dict(self.constants)
+        if self.path == MATRIX:
+            return matmul_matrix.options(constants, shape)
         if self.path == TILED:
             constants |= {"A_ROWS": int(shape.trans_a), "B_COLS": int(not shape.trans_b)}
         return {"types": {"Elem": shape.dtype}, "constants": constants}
@@ -79,6 +85,13 @@ def packed_variant(eights: int, fours: int = 1) -> Variant:
     return Variant(f"packed {rows}x{cols}", PACKED, rows, cols, (("P", eights), ("Q", 4 * fours)))
 
 
+def matrix_variant(rows: int, cols: int, depth: int, sub_rows: int, sub_cols: int) -> Variant:
+    """On matrix units: a subgroup makes sub_rows x sub_cols of a tile, `depth` values of k at a time."""
+    constants = {"TILE_M": rows, "TILE_N": cols, "TILE_K": depth, "SUB_M": sub_rows, "SUB_N": sub_cols}
+    name = f"matrix {rows}x{cols}x{depth} of {sub_rows}x{sub_cols}"
+    return Variant(name, MATRIX, rows, cols, tuple(constants.items()))
+
+
 EVERY = (
     tiled_variant(4, 4),
     tiled_variant(4, 8, 4),
@@ -92,9 +105,16 @@ EVERY = (
 )
 
 
+MATRICES = (  # f16 only, on devices with matrix units
+    matrix_variant(128, 128, 32, 64, 64),
+    matrix_variant(128, 64, 32, 64, 32),
+    matrix_variant(64, 64, 32, 32, 32),
+)
+
+
 def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
     """All that are valid, in a fixed order."""
-    return [variant for variant in EVERY if variant.fits(caps, shape)]
+    return [variant for variant in (*EVERY, *MATRICES) if variant.fits(caps, shape)]
 
 
 def default(caps: Capabilities, shape: Shape) -> Variant:
@@ -109,5 +129,8 @@ def default(caps: Capabilities, shape: Shape) -> Variant:
         return serial_variant(8, 8) if m >= 32 and n >= 128 else serial_variant(4, 4)
     if m <= 16:
         return tiled_variant(1, 4)
+    for wide in MATRICES:
+        if m > 32 and wide.fits(caps, shape) and (wide is MATRICES[-1] or wide.workgroups(shape) >= _FILL):
+            return wide
     large = tiled_variant(4, 4)
     return large if large.workgroups(shape) >= _FILL else tiled_variant(2, 2)

@@ -65,6 +65,8 @@ def hunt(seed: int, count: int, equivalent: dict[tuple[str, str, str], str]) -> 
                     yield Verdict(mutant, "equivalent", message=reason)
                     continue
                 names = [name for name, what in seen.items() if _concerns(mutant, what)]
+                if not names:  # in a kernel that this device cannot run (matrix units)
+                    continue
                 mutant.write(root)
                 verdict = worker.judge(mutant, sorted(names, key=lambda name: _key(mutant, name)))
                 mutant.undo(root)

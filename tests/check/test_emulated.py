@@ -1,0 +1,51 @@
+"""Kernels for matrix units on devices without them: the shader's own text with the matrix calls in plain WGSL.
+
+A small tile, so that a software driver compiles it in time; each form of storage, each way of copying, each entry once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nn.check import compare
+from nn.check.matmul_matrix import product
+from nn.ops.matmul_variants import Shape, default, matrix_variant, variants
+from tests.check.emulated import matrices
+
+SMALL = matrix_variant(32, 32, 32, 16, 16)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"a": (2, 70, 34), "b": (34, 38)},  # rows of even length: two halves at a time
+        {"a": (67, 33), "b": (33, 17), "trans_b": True, "bias": True},
+        {"a": (40, 50), "b": (2, 50, 18), "trans_a": True, "fused": True},
+        {"a": (2, 31, 17), "b": (2, 17, 15), "trans_a": True, "trans_b": True},
+    ],
+    ids=["pairs", "single B^T bias", "pairs A^T epilogue", "single A^T B^T"],
+)
+def test_products(device, rng, case):
+    if not device.caps.f16:
+        pytest.skip("the device has no f16")
+    with matrices(device) as emulating:
+        for outcome in product(emulating, rng, chosen=SMALL, **case):
+            problem = compare(outcome)
+            assert problem is None, problem
+
+
+def test_matrix_units_are_taken_where_they_are_and_for_f16_only(device):
+    wide = Shape(4096, 4096, 4096, dtype="f16")
+    with matrices(device) as emulating:
+        room = {"max_invocations": 1024, "max_workgroup_bytes": 48 << 10}
+        here = replace(emulating.caps, kind="gpu", subgroup_size=32, **room)
+        small = replace(here, max_invocations=256, max_workgroup_bytes=16 << 10)
+        other = replace(here, subgroup_size=16)
+        f32 = Shape(4096, 4096, 4096)
+        assert default(here, wide).name.startswith("matrix 128x128")
+        assert not default(here, f32).name.startswith("matrix")
+        assert default(small, wide).name.startswith("matrix 64x64")
+        assert not any(v.name.startswith("matrix") for v in (*variants(here, f32), *variants(other, wide)))
+    assert device.caps.matrix_f16 or not any(v.name.startswith("matrix") for v in variants(device.caps, wide))
