@@ -97,7 +97,7 @@ def cases() -> list[Case]:
 
     def add(name: str, needs: frozenset[str] = frozenset(), **options) -> None:
         chosen = options["chosen"]
-        files = _files(chosen) if chosen else (TILED, SERIAL, "matmul/dense.wgsl")
+        files = _files(chosen) if chosen else (TILED, SERIAL, PACKED, "matmul/dense.wgsl")
         found.append(Case(name, partial(_product, **options), files, needs | _needs(chosen)))
 
     for chosen in EVERY:

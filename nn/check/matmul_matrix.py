@@ -18,7 +18,7 @@ from nn.check.matmul import SCALE
 from nn.ops.base import Array
 from nn.ops.matmul import MatMul, record_matmul
 from nn.ops.matmul_matrix import MATRIX
-from nn.ops.matmul_variants import MATRICES, Variant
+from nn.ops.matmul_variants import MATRICES, PACKED, SERIAL, TILED, Variant
 
 if TYPE_CHECKING:
     from gpu import Device
@@ -90,7 +90,8 @@ def cases() -> list[Case]:
     found: list[Case] = []
 
     def add(name: str, **options) -> None:
-        found.append(Case(name, partial(product, **options), (MATRIX, *PARTS), NEEDS))
+        files = (MATRIX, *PARTS) if options["chosen"] else (MATRIX, *PARTS, TILED, SERIAL, PACKED)
+        found.append(Case(name, partial(product, **options), files, NEEDS))
 
     for chosen in MATRICES:
         label, tm, tn = chosen.name, chosen.rows, chosen.cols
