@@ -157,9 +157,7 @@ class Engine:
             start = first = time.perf_counter()
             sizes, rows = self._prefill(ids, timings, cancelled)
             while len(answer) < limit and not cancelled():
-                burst = (
-                    self.burst if answer else 1
-                )  # the first token is not kept waiting for the encoding of later ones
+                burst = self.burst if answer else 1  # encoding many would make the first token wait
                 while submitted < min(limit, len(answer) + 1 + self.ahead * burst):
                     count = 1 if submitted == 0 else _power_of_two(burst, limit - submitted)
                     position = len(ids) + submitted - 1
