@@ -214,8 +214,16 @@ def _f32(caps: Capabilities, shape: Shape) -> Variant:
 def _gemv(caps: Capabilities, dots: str, shape: Shape, rows: int, unroll: int, lanes: int, group: int) -> Variant:
     return gemv_variant(
         dots, shape.blocks, rows=rows, tokens=_tile(shape.tokens), lanes=lanes, unroll=unroll, group=group,
-        memory=caps.max_workgroup_bytes, within=caps.subgroups and lanes <= caps.subgroup_size,
+        memory=caps.max_workgroup_bytes, within=_within(caps, lanes),
     )  # fmt: skip
+
+
+def _within(caps: Capabilities, lanes: int) -> bool:
+    """Whether so many invocations always lie in one subgroup. Intel's compilers choose a size for each kernel, 8 or
+    more, so what was probed with another kernel says nothing there; elsewhere no kernel gets a smaller one than 32 or
+    what was probed."""
+    varies = "intel" in f"{caps.name} {caps.driver}".lower()
+    return caps.subgroups and lanes <= (min(caps.subgroup_size, 8) if varies else caps.subgroup_size)
 
 
 def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
@@ -223,7 +231,11 @@ def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
     dense = format_of(shape.format).dense
     if caps.kind == "cpu":
         return list(dict.fromkeys((default(caps, shape), row_variant(shape.tokens, dense=dense))))
-    found = [default(caps, shape), row_variant(shape.tokens, dense=dense), *(t for t in TILES if gemm_fits(caps, t))]
+    found = [
+        default(caps, shape),
+        row_variant(shape.tokens, dense=dense),
+    ]
+    found += [t for t in TILES if gemm_fits(caps, t) and t.tokens < 2 * max(shape.tokens, 8)]
     if shape.tokens <= 2 * GEMV_TOKENS:
         wide = caps.subgroup_size if caps.subgroups else 16
         for dots in (F32, DIGITS) if digits_fit(caps, shape) else (F32,):

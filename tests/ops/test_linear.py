@@ -162,6 +162,16 @@ def test_variants_fit_the_device_and_cover_all_work(device, memory, subgroup):
                         assert grid * form.rows * form.tokens >= rows * tokens
 
 
+@pytest.mark.parametrize(("name", "lanes"), [("NVIDIA H200", 32), ("Intel(R) Arc(TM) Graphics", 8)])
+def test_runs_of_lanes_lie_in_one_subgroup_only_where_its_size_is_known(device, name, lanes):
+    caps = replace(device.caps, kind="gpu", name=name, driver="", subgroups=True, subgroup_size=32)
+    for shape in (Shape(1, 4096, 4096, "q4_0"), Shape(4, 49_152, 576, "q8_0"), Shape(1, 576, 576, "f16")):
+        forms = [dict(v.constants) for v in variants(caps, shape) if v.path == GEMV]
+        assert {f["LANES"] for f in forms if f["WITHIN"]} <= {n for n in (4, 8, 16, 32) if n <= lanes}
+        assert any(f["WITHIN"] for f in forms)
+        assert all(f["WITHIN"] == (f["LANES"] <= lanes) for f in forms)
+
+
 def test_no_number_hides_what_is_not_finite(device, rng):
     """A NaN or an infinity among the inputs reaches every sum, whatever the weights that it meets."""
     w = weight(device, rng, "q4_0", 40, 96)[0].node.value
