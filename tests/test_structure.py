@@ -144,6 +144,14 @@ def test_documents_name_what_is_there(path):
     assert not wrong, f"{path}: {wrong}"
 
 
+@pytest.mark.parametrize("folder", ["gpu", "nn/graph"])
+def test_maps_list_every_file(folder):
+    text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    names = [path.name for path in files("*.py", folders=(folder,)) if path.parent == Path(folder)]
+    assert len(names) > 8
+    assert not [name for name in names if name != "__init__.py" and f"`{name}`" not in text]
+
+
 def test_cases_name_tests_that_are_there():
     """docs/cases.md: `file::test`, further `::test` of the same file, and [names of check cases]."""
     text = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
