@@ -6,7 +6,7 @@ the kernels of both kinds of device run on any device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ import numpy as np
 from nn.check.base import Case, Outcome
 from nn.ops.base import Array
 from nn.ops.matmul import MatMul, record_matmul
-from nn.ops.matmul_variants import EVERY, PACKED, SERIAL, TILED, Variant
+from nn.ops.matmul_block import SUM
+from nn.ops.matmul_variants import BLOCK, EVERY, PACKED, SERIAL, TILED, Variant
 
 if TYPE_CHECKING:
     from gpu import Device
@@ -85,11 +86,55 @@ def _small_integers(device: Device, rng: np.random.Generator, *, chosen: Variant
 
 
 def _files(chosen: Variant) -> tuple[str, ...]:
+    if chosen.path == BLOCK:
+        pieces = [f"{name}_{kind}" for name in ("a", "b", "out") for kind in ("vec4", "any")]
+        pieces += ["parts_vec4", "parts_any"] if chosen.split > 1 else []
+        sums = (SUM,) if chosen.split > 1 else ()
+        return (BLOCK, *sums, "matmul/block.wgsl", *(f"matmul/block_{piece}.wgsl" for piece in pieces))
     return (chosen.path, "matmul/pack.wgsl" if chosen.path == PACKED else "matmul/dense.wgsl")
 
 
 def _needs(chosen: Variant | None) -> frozenset[str]:
     return frozenset({"wide_subgroups"} if chosen is not None and chosen.path == PACKED else ())
+
+
+def _add_block(add: Callable[..., None], chosen: Variant) -> None:
+    """Each form with lines of whole vectors and of any length, tiles that end beside an edge, broken steps of k.
+
+    Kernels of large tiles take software drivers long to compile: they have fewer cases.
+    """
+    tm, tn, step = chosen.rows, chosen.cols, dict(chosen.constants)["BK"]
+    f16 = frozenset({"f16"})
+
+    def case(
+        m: int, k: int, n: int, *, batch: tuple[int, ...] = (), needs: frozenset[str] = frozenset(), **options
+    ) -> None:
+        marks = "f16 " * (options.get("dtype") == "f16") + "x".join(str(size) for size in (*batch, m, k, n))
+        marks += " A^T" * options.get("trans_a", False) + " B^T" * options.get("trans_b", False)
+        marks += " epilogue" * options.get("fused", False)
+        name = f"matmul/matmul{'_bias' * options.get('bias', False)}: {chosen.name}, {marks}"
+        add(name, needs, chosen=chosen, a=(*batch, m, k), b=(*batch, k, n), **options)
+
+    if chosen.split > 1:
+        case(tm + 1, step * chosen.split + 4, tn - 4, trans_b=True, bias=True)
+        if chosen.split == 4 and chosen.rows * chosen.cols <= 4096:
+            case(5, 3 * step + 1, 7, trans_a=True, batch=(2,), fused=True)
+            case(9, 2 * step + 8, 8, dtype="f16", needs=f16, bias=True)
+            case(3, step - 1, 5)  # three parts without any k
+        return
+    case(tm + 1, 2 * step + 4, tn + 4, trans_b=True, bias=True)
+    case(tm - 1, step + 1, tn - 1, trans_a=True)
+    case(9, 20, 8, dtype="f16", needs=f16)
+    if chosen.rows * chosen.cols > 4096:
+        return
+    case(2 * tm, 60, 2 * tn, batch=(2,))
+    case(1, 1, 1)
+    case(tm - 1, 33, tn + 1, trans_b=True)
+    case(tm + 4, 31, tn + 4, trans_a=True)
+    case(tm + 4, 12, 5, trans_a=True, trans_b=True)
+    case(2, 0, 4, bias=True)
+    case(5, 8, 12, batch=(2,), fused=True, bias=True)
+    case(17, 65, 19, dtype="f16", needs=f16, bias=True, trans_b=True)
 
 
 def cases() -> list[Case]:
@@ -101,6 +146,9 @@ def cases() -> list[Case]:
         found.append(Case(name, partial(_product, **options), files, needs | _needs(chosen)))
 
     for chosen in EVERY:
+        if chosen.path == BLOCK:
+            _add_block(add, chosen)
+            continue
         label = chosen.name
         tm, tn = chosen.rows, chosen.cols
         shapes = [(1, 1, 1), (tm - 1 or 2, 33, tn + 1), (tm + 1, 31, tn - 1)]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpu.work import Cost
 from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, stored_bytes
+from nn.ops.matmul_block import SUM, record_block, sum_options
 from nn.ops.matmul_packed import record_packed
 from nn.ops.matmul_tune import MATMUL
-from nn.ops.matmul_variants import PACKED, Shape, Variant
+from nn.ops.matmul_variants import BLOCK, PACKED, Shape, Variant
 from nn.tensor import Tensor, add_methods, apply
 
 if TYPE_CHECKING:
@@ -105,11 +106,16 @@ def record_matmul(
     bias: Array | None = None,
     slots: dict[str, str] | None = None,
 ) -> None:
-    """One dispatch, or one for each outer index where more than two batch axes repeat in ways that do not merge."""
+    """One product, or one for each outer index where more than two batch axes repeat in ways that do not merge."""
     shape = shape_of(a, b, out, trans_a=trans_a, trans_b=trans_b)
     m, n, k = shape.m, shape.n, shape.k
     entry = "matmul" if bias is None else "matmul_bias"
-    kernel = record.device.kernel(chosen.path, entry, **chosen.kernel_options(shape), slots=slots)
+    device, options = record.device, chosen.kernel_options(shape)
+    total = None if chosen.split == 1 else device.kernel(SUM, entry, **sum_options(shape), slots=slots)
+    if total is None:
+        kernel = device.kernel(chosen.path, entry, **options, slots=slots)
+    else:  # bias and epilogue wait for the sum
+        kernel = device.kernel(chosen.path, "matmul", **options)
     buffers = {"a": a.buffer, "b": b.buffer, "out": out.buffer} | ({} if bias is None else {"bias": bias.buffer})
     axes = _merged(out.shape[:-2], _strides(a.shape, out.shape), _strides(b.shape, out.shape))
     inner = [(1, 0, 0)] * (2 - len(axes)) + axes[-2:]
@@ -125,6 +131,9 @@ def record_matmul(
         }  # fmt: skip
         if chosen.path == PACKED:
             record_packed(record, kernel, chosen, shape.dtype, sizes, buffers)
+            continue
+        if chosen.path == BLOCK:
+            record_block(record, (kernel, total), chosen, shape, sizes, buffers)
             continue
         record(kernel, grid=size_0 * size_1 * -(-m // chosen.rows) * -(-n // chosen.cols), **sizes, **buffers)
 

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nn.ops import matmul_matrix
+from nn.ops.matmul_block import block_fits, block_options
 from nn.ops.matmul_matrix import MATRIX
 from nn.ops.matmul_packed import panel_bytes
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _FILL = 128  # workgroups that keep a large GPU busy
 
 TILED, SERIAL, PACKED = "matmul/gemm.wgsl", "matmul/gemm_serial.wgsl", "matmul/gemm_packed.wgsl"
+BLOCK = "matmul/gemm_block.wgsl"
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel file with its constants; a workgroup makes `rows` x `cols` of the result."""
+    """A kernel file with its constants; a workgroup makes `rows` x `cols` of the result.
+
+    split: the k axis is cut into so many parts, which a second dispatch adds up (BLOCK alone can do that).
+    """
 
     name: str
     path: str
     rows: int
     cols: int
     constants: tuple[tuple[str, int], ...] = ()
+    split: int = 1
 
     def fits(self, caps: Capabilities, shape: Shape) -> bool:
         """Whether the device and the product allow it."""
@@ -52,10 +58,12 @@ class Variant:
         if self.path == PACKED:
             sizes = (panel_bytes(shape.m, shape.k, self.rows), panel_bytes(shape.n, shape.k, self.cols))
             return caps.wide_subgroups and shape.batches * max(sizes) <= caps.max_binding - 512
-        return True
+        return self.path != BLOCK or block_fits(caps, self, shape)
 
     def kernel_options(self, shape: Shape) -> dict[str, Any]:
         """types, constants and parts for Device.kernel."""
+        if self.path == BLOCK:
+            return block_options(self, shape)
         constants = dict(self.constants)
         if self.path == MATRIX:
             return matmul_matrix.options(constants, shape)
@@ -64,7 +72,7 @@ class Variant:
         return {"types": {"Elem": shape.dtype}, "constants": constants}
 
     def workgroups(self, shape: Shape) -> int:
-        return shape.batches * -(-shape.m // self.rows) * -(-shape.n // self.cols)
+        return shape.batches * self.split * -(-shape.m // self.rows) * -(-shape.n // self.cols)
 
 
 def tiled_variant(rows: int, cols: int, depth: int = 8) -> Variant:
@@ -92,6 +100,21 @@ def matrix_variant(rows: int, cols: int, depth: int, sub_rows: int, sub_cols: in
     return Variant(name, MATRIX, rows, cols, tuple(constants.items()))
 
 
+def block_variant(
+    *, tile: tuple[int, int], lanes: tuple[int, int] = (4, 8), groups: tuple[int, int], depth: int = 16
+) -> Variant:
+    """For GPUs. tile: rows and columns an invocation; lanes: of a group of 32; groups: of a workgroup."""
+    (tm, tn), (ly, lx), (wy, wx) = tile, lanes, groups
+    rows, cols = wy * ly * tm, wx * lx * tn
+    constants = (("TM", tm), ("TN", tn), ("LY", ly), ("LX", lx), ("WY", wy), ("WX", wx), ("BK", depth), ("STAGES", 1))
+    return Variant(f"block {rows}x{cols}x{depth} of {tm}x{tn}", BLOCK, rows, cols, constants)
+
+
+SPLITS = (2, 4, 8, 16, 32)
+LARGE = block_variant(tile=(16, 8), groups=(2, 2))
+SQUARE = block_variant(tile=(8, 8), groups=(4, 2))
+MEDIUM = block_variant(tile=(4, 4), groups=(4, 2))
+
 EVERY = (
     tiled_variant(4, 4),
     tiled_variant(4, 8, 4),
@@ -102,6 +125,10 @@ EVERY = (
     serial_variant(1, 8),
     packed_variant(1),
     packed_variant(2),
+    LARGE,
+    SQUARE,
+    MEDIUM,
+    *(replace(v, name=f"{v.name} split {n}", split=n) for v in (LARGE, SQUARE, MEDIUM) for n in SPLITS),
 )
 
 
@@ -113,8 +140,8 @@ MATRICES = (  # f16 only, on devices with matrix units
 
 
 def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
-    """All that are valid, in a fixed order."""
-    return [variant for variant in (*EVERY, *MATRICES) if variant.fits(caps, shape)]
+    """All that are valid, in a fixed order. On software drivers blocks are right, but too slow to be tried."""
+    return [v for v in (*EVERY, *MATRICES) if v.fits(caps, shape) and not (v.path == BLOCK and caps.kind == "cpu")]
 
 
 def default(caps: Capabilities, shape: Shape) -> Variant:
@@ -132,5 +159,28 @@ def default(caps: Capabilities, shape: Shape) -> Variant:
     for wide in MATRICES:
         if m > 32 and wide.fits(caps, shape) and (wide is MATRICES[-1] or wide.workgroups(shape) >= _FILL):
             return wide
+    # Read value by value, operands cost 16x8 blocks too much where naga translates: 29.6 against 26.9 TFLOP/s (H200).
+    lines = (m if shape.trans_a else shape.k, shape.k if shape.trans_b else n)
+    tiles = SQUARE if caps.backend == "wgpu" and any(length % 4 for length in lines) else LARGE
+    if m > 64 and n > 32 and (block := _cut(caps, shape, tiles)) is not None:
+        return block
+    if shape.k >= 4096 and n > 32 and (block := _cut(caps, shape, MEDIUM)) is not None:
+        return block
     large = tiled_variant(4, 4)
     return large if large.workgroups(shape) >= _FILL else tiled_variant(2, 2)
+
+
+def _cut(caps: Capabilities, shape: Shape, base: Variant) -> Variant | None:
+    """This block kernel, with k cut until there are workgroups for several rounds of a large GPU.
+
+    A part of k has to be worth its start. None: too few workgroups either way, or a device too small for it.
+    """
+    found = base
+    if base.workgroups(shape) < 2 * _FILL:
+        for cut in (v for v in EVERY if v.split > 1 and v.constants == base.constants):
+            if shape.k < 256 * cut.split or not cut.fits(caps, shape):
+                break
+            found = cut
+            if cut.workgroups(shape) >= 3 * _FILL:
+                break
+    return found if found.workgroups(shape) >= _FILL and found.fits(caps, shape) else None

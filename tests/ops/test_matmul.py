@@ -13,7 +13,7 @@ from nn.check import matmul as check
 from nn.check import run_case
 from nn.ops.base import ShapeError, Spec
 from nn.ops.matmul import MatMul
-from nn.ops.matmul_variants import PACKED, SERIAL, Shape, default, variants
+from nn.ops.matmul_variants import BLOCK, PACKED, SERIAL, TILED, Shape, default, variants
 from nn.tensor import Tensor
 
 CASES = check.cases()
@@ -104,6 +104,24 @@ def test_software_drivers_get_their_own_kernel(device):
         chosen = default(device.caps, shape)
         assert (chosen.path in (SERIAL, PACKED)) == (device.caps.kind == "cpu")
         assert chosen in variants(device.caps, shape)
+
+
+def test_gpus_get_blocks_and_cut_long_sums_of_few_tiles(device):
+    caps = replace(device.caps, kind="gpu", max_workgroup_bytes=1 << 15, max_invocations=1024, max_binding=1 << 31)
+    for shape, split in (
+        (Shape(4096, 4096, 4096), 1),
+        (Shape(16384, 1152, 384, trans_b=True), 1),
+        (Shape(384, 384, 16384, trans_a=True), 32),
+        (Shape(768, 3072, 8192, trans_a=True), 4),
+        (Shape(65, 384, 16384, trans_a=True), 32),
+    ):
+        chosen = default(caps, shape)
+        assert (chosen.path, chosen.split) == (BLOCK, split)
+        assert chosen in variants(caps, shape)
+    small = replace(caps, max_workgroup_bytes=1 << 12)  # no tile fits
+    assert default(small, Shape(4096, 4096, 4096)).path == TILED
+    # One part that has all of k already is no variant: the others would add zeros.
+    assert all(v.split == 1 for v in variants(caps, Shape(128, 128, 16)))
 
 
 def test_panels_need_subgroups_of_eight_and_bindings_that_hold_them(device):
