@@ -132,6 +132,7 @@ def _in_a_process(backend: str, model: str, adapter: str | None) -> dict[str, fl
 
 
 def main(argv: list[str]) -> int:
+    """Measure in this process and print one object; the arguments stand at the top of this file."""
     from gpu import Device
 
     model, *adapter = argv

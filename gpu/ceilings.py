@@ -48,6 +48,7 @@ class Ceilings:
     by_timestamps: bool
 
     def as_dict(self) -> dict[str, float | bool | None]:
+        """Names and numbers, for JSON."""
         return asdict(self)
 
 

@@ -47,6 +47,7 @@ def trace_of(profile: Profile, *, title: str = "anygpu", facts: dict[str, Any] |
 
 
 def write(profile: Profile, path: Path, **options: Any) -> None:
+    """Write trace_of(profile, ...) to a file. Raises OSError."""
     path.write_text(json.dumps(trace_of(profile, **options)), encoding="utf-8")
 
 
@@ -60,6 +61,7 @@ def named(process: int, name: str, threads: dict[int, str], order: int) -> list[
 
 
 def meta(process: int, thread: int, what: str, **args: Any) -> dict[str, Any]:
+    """A metadata event: the name or the place of a track."""
     return {"ph": "M", "pid": process, "tid": thread, "ts": 0, "name": what, "args": args}
 
 
@@ -85,6 +87,7 @@ def laid_out(events: Sequence[Event]) -> list[tuple[float, float]]:
 
 
 def dispatch_slices(profile: Profile) -> list[dict[str, Any]]:
+    """One slice an event of the device."""
     found = []
     for event, (start, end) in zip(profile.events, laid_out(profile.events), strict=True):
         found.append(piece(DEVICE, DISPATCHES, event.name, event.kind, start, end, details(profile, event)))
@@ -144,6 +147,7 @@ def parts_of(path: str) -> list[str]:
 
 
 def gap_slices(profile: Profile) -> list[dict[str, Any]]:
+    """Slices where the device waited, with what the host did meanwhile."""
     found = []
     for gap in profile.gaps():
         doing = {name: f"{seconds * 1e6:.1f} us" for name, seconds in gap.doing.items()}
@@ -166,4 +170,5 @@ def span_slices(profile: Profile) -> list[dict[str, Any]]:
 
 
 def jsonable(details: dict[str, Any]) -> dict[str, Any]:
+    """The same with everything as text that JSON has no type for."""
     return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in details.items()}

@@ -44,7 +44,7 @@ def to_naga(source: Source) -> str:
 
     def type_name(m: re.Match[str]) -> str:
         if m[3] != m[4] or m[3] not in ("8", "16"):
-            raise ShaderError(f"{where(m.start())}: {m[0]}: naga has matrices of 8x8 and 16x16 only")
+            raise ShaderError(f"{where(m.start())}: {m[0]}: naga has matrices of 8x8 and 16x16 only; use one of these")
         return f"coop_mat{m[3]}x{m[3]}__{m[2]}__{_ROLES[m[1]]}" + "\n" * m[0].count("\n")
 
     code = _TYPE.sub(type_name, code)  # one word each, so that arguments can be split at commas
@@ -59,7 +59,8 @@ def _calls(code: str, orders: dict[str, str], where: Callable[[int], str]) -> st
             continue
         name = m[1]
         if name not in _ARGUMENTS:
-            raise ShaderError(f"{where(m.start())}: {name}: naga has no such call for matrices")
+            known = ", ".join(_ARGUMENTS)
+            raise ShaderError(f"{where(m.start())}: {name}: naga has no such call for matrices; use {known}")
         opening = m.end()
         template = ""
         if m[2]:

@@ -173,7 +173,7 @@ class Memory:
             raw = free.pop()
             counters.bytes_pooled -= capacity
         else:
-            raw = self._create(capacity, uniform)
+            raw = self._create(capacity, uniform=uniform)
         counters.bytes_live += capacity
         counters.bytes_peak = max(counters.bytes_peak, counters.bytes_live)
         buffer = Buffer(device, raw, nbytes, bound_bytes=bound)
@@ -193,7 +193,7 @@ class Memory:
         finally:
             self._ceiling = before
 
-    def _create(self, capacity: int, uniform: bool) -> Any:
+    def _create(self, capacity: int, *, uniform: bool) -> Any:
         device = self.device
         usage = device.backend.module.BufferUsage
         flags = (usage.UNIFORM if uniform else usage.STORAGE | usage.COPY_SRC) | usage.COPY_DST

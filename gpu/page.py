@@ -177,6 +177,7 @@ def detail_text(profile: Profile, event: Event) -> str:
 
 
 def hint_of(row: Row) -> str:
+    """What the page shows beside a row: kernels, operands and results."""
     lines = [", ".join(row.kernels)]
     if row.operands or row.results:
         lines.append(f"{', '.join(row.operands)} → {', '.join(row.results) or 'in place'}")

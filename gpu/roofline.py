@@ -130,10 +130,12 @@ def quantity(value: float, unit: str = "") -> str:
 
 
 def microseconds(seconds: float) -> str:
+    """Seconds as a number of microseconds, without the unit."""
     return f"{seconds * 1e6:,.0f}" if seconds >= 1e-4 else f"{seconds * 1e6:.1f}"
 
 
 def percent(share: float | None) -> str:
+    """A share as text; nothing where there is none."""
     if share is None:
         return ""
     return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
@@ -154,6 +156,7 @@ def cells(row: Row, total: float) -> tuple[str, ...]:
 
 
 def flop_text(cost: Cost) -> str:
+    """Operations of a cost as text."""
     return quantity(cost.flops) if cost.flops else "0"
 
 
@@ -181,6 +184,7 @@ def table_of(profile: Profile, *, by: Callable[[Event], Any] | None = None, limi
 
 
 def ceiling_text(ceilings: Ceilings) -> str:
+    """The ceilings in one line."""
     matrix = "" if ceilings.matrix_flops is None else f", matrix units {quantity(ceilings.matrix_flops, 'FLOP/s')}"
     return (
         f"copies {quantity(ceilings.copy_bytes_per_s, 'B/s')}, f32 {quantity(ceilings.f32_flops, 'FLOP/s')}{matrix}, "

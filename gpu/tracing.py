@@ -64,6 +64,7 @@ class Event:
 
     @property
     def end(self) -> float:
+        """Seconds since the profile began."""
         return self.start + self.measured
 
 
@@ -79,6 +80,7 @@ class Span:
 
     @property
     def end(self) -> float:
+        """Seconds since the profile began."""
         return self.start + self.seconds
 
 
@@ -157,7 +159,7 @@ class Profile:
 
     def __enter__(self) -> Profile:
         if self.device.profile is not None:
-            raise GpuError("profile: this device is being profiled already; profiles cannot be nested")
+            raise GpuError("profile: the device is being profiled; profiles cannot be nested: end the outer one first")
         self.device.wait()  # earlier work is not this profile's
         if self.timestamps:
             self._described(1)

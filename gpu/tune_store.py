@@ -48,6 +48,7 @@ class Entry:
 
     @property
     def key(self) -> Key:
+        """What the entry is an answer for."""
         return (self.family, self.shape_class, self.code)
 
     @property

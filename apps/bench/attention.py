@@ -30,6 +30,8 @@ MEMORY = 1.05  # bytes taken over those of inputs and outputs
 
 @dataclass(frozen=True)
 class Heads:
+    """Sizes of one call. length: tokens, of decode keys; dim: features a head; kv_heads: 0 where as many as heads."""
+
     batch: int
     heads: int
     length: int
@@ -40,14 +42,17 @@ class Heads:
 
     @property
     def size(self) -> int:
+        """Bytes of q, and of k, v and the result where they have as many heads."""
         return self.batch * self.heads * self.length * self.dim * DTYPES[self.dtype][0]
 
     @property
     def key(self) -> str:
+        """The name of its row."""
         return f"{self.dtype} {self.batch}x{self.heads}x{self.length}x{self.dim}{' causal' if self.causal else ''}"
 
     @property
     def flops(self) -> float:
+        """Operations of both products; with a causal mask, of the scores that count."""
         pairs = self.length * (self.length + 1) / 2 if self.causal else self.length**2
         return 4.0 * self.batch * self.heads * pairs * self.dim
 
@@ -87,6 +92,7 @@ def cases(caps: Capabilities, *, dtypes: set[str] | None, shape: tuple[int, ...]
 def flash(
     h: Heads, *, unfused: bool = False, beside: str = "", rule: float = 0.0, memory: bool = False, level: int = 1
 ) -> Case:
+    """A row of attention without a cache. memory: of its peak of memory instead of its time; beside, rule: see Case."""
     scores = h.batch * h.heads * h.length**2 * DTYPES[h.dtype][0] if unfused else 0
     return Case(
         suite="attention",
@@ -173,6 +179,7 @@ def _torch(peer: Any, *, h: Heads) -> Any:
 
 
 def decode(caps: Capabilities, h: Heads, level: int) -> Case:
+    """A row of one token over a filled cache, whose copies are taken in turn."""
     cache = 2 * h.length * h.kv_heads * h.dim * DTYPES[h.dtype][0]
     copies = min(256, max(1, -(-ROTATE[caps.kind] // cache)))
     return Case(

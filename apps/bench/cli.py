@@ -268,6 +268,7 @@ def make_peers(against: list[str] | None, device: Device) -> tuple[Any, Any]:
 
 
 def header_text(report: dict[str, Any]) -> str:
+    """What was measured on what, in one line."""
     parts = [
         report["device"],
         report["backend"],
@@ -282,6 +283,7 @@ def header_text(report: dict[str, Any]) -> str:
 
 
 def ceilings_text(c: Ceilings) -> str:
+    """The report's ceilings, in one line."""
     matrix = f", f16 matrix units {c.matrix * 1e-12:,.4g} TFLOP/s" if c.matrix else ""
     return (
         f"ceilings measured here: copy {c.copy * 1e-9:,.4g} GB/s, "

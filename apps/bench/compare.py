@@ -26,6 +26,7 @@ class Pair:
 
     @property
     def ratio(self) -> float:
+        """Old seconds over new seconds: above 1 the new run is faster."""
         return self.old / self.new
 
     @property

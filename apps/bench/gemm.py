@@ -51,6 +51,7 @@ class Product:
 
     @property
     def key(self) -> str:
+        """The name of its row."""
         size = f"{self.m}x{self.n}x{self.k}"
         size = f"{self.batch} of {size}" if self.batch > 1 else size
         return f"{self.dtype} {self.layout} {size}{f' + {self.epilogue}' if self.epilogue else ''}"
@@ -138,6 +139,7 @@ def _large() -> Iterator[Case]:
 
 
 def case(product: Product, *, beside: str = "", rule: float = 0.0, name: str = "", level: int = 1) -> Case:
+    """A row of a dense product. name: what it is in a model; beside, rule: see Case."""
     a, b, out = product.bytes_of()
     extra = out if "residual" in product.epilogue else 0
     return Case(
@@ -182,8 +184,8 @@ def _make(run: Run, *, product: Product) -> Work:
 
     def check() -> str | None:
         rows, cols, batch = pick(run.rng, p.m), pick(run.rng, p.n), int(run.rng.integers(p.batch))
-        x = _matrix(device, a, batch, p, trans_a, rows)  # (rows, K)
-        w = _matrix(device, b, batch, p, not trans_b, cols)  # (cols, K)
+        x = _matrix(device, a, batch, rows, across=trans_a)  # (rows, K)
+        w = _matrix(device, b, batch, cols, across=not trans_b)  # (cols, K)
         want = x @ w.T
         if bias is not None:
             want = want + values(device, bias)[cols]
@@ -202,7 +204,7 @@ def rounding(k: int) -> float:
     return 2.0**-23 * (k / 3.0 + 8.0 * math.sqrt(k))
 
 
-def _matrix(device: Any, array: Any, batch: int, p: Product, across: bool, picked: np.ndarray) -> np.ndarray:
+def _matrix(device: Any, array: Any, batch: int, picked: np.ndarray, *, across: bool) -> np.ndarray:
     """(picked, K): rows of a matrix stored with K contiguous, or, `across`, columns of one stored with K rows."""
     height = array.shape[-2]
     if across:
@@ -243,6 +245,7 @@ def _numpy(rng: np.random.Generator, *, product: Product) -> Any:
 
 
 def stored_case(format: str, tokens: int, rows: int, cols: int, *, beside: str, level: int) -> Case:
+    """A row of a prompt's product: x (tokens, cols) f32 times a weight (rows, cols) in a storage format."""
     weight_bytes = int(rows * cols * 1.2)
     return Case(
         suite="gemm",

@@ -62,6 +62,7 @@ def cases(caps: Capabilities, *, dtypes: set[str] | None, shape: tuple[int, ...]
 
 
 def case(caps: Capabilities, format: str, batch: int, rows: int, cols: int, *, level: int, before: str) -> Case:
+    """A row of a few tokens: x (batch, cols) f32 times a weight (rows, cols). before: the row with fewer tokens."""
     weight = plane_offsets(format, rows, cols)[1]
     copies = max(1, -(-ROTATE[caps.kind] // weight))
     traffic = weight + 4 * batch * (rows + cols)
@@ -91,6 +92,7 @@ class Held:
 
     @functools.cached_property
     def decoded(self) -> np.ndarray:
+        """(rows, cols) f32, read back once."""
         return self.weights[0].numpy()
 
 

@@ -37,6 +37,7 @@ class Sample:
 
     @classmethod
     def of(cls, seconds: Sequence[float], clock: str) -> Sample:
+        """The summary of seconds a call, one for each batch."""
         return cls(statistics.median(seconds), min(seconds), max(seconds), spread(seconds), len(seconds), clock)
 
 

@@ -129,6 +129,7 @@ def cases(caps: Capabilities, *, dtypes: set[str] | None, shape: tuple[int, ...]
 
 
 def case(name: str, r: int, c: int, dtype: str, *, level: int) -> Case:
+    """A row of an operation on an (r, c) tensor."""
     op = OPERATIONS[name]
     unit = DTYPES[dtype][0]
     operands = r * c + sum(int(np.prod(s)) for s in op.more(r, c))

@@ -37,6 +37,7 @@ class Torch:
         self.torch.backends.cudnn.allow_tf32 = False
 
     def random(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A tensor of uniform values in [-1, 1)."""
         kind = {"f32": self.torch.float32, "f16": self.torch.float16, "bf16": self.torch.bfloat16}[dtype]
         return self.torch.rand(shape, dtype=kind, device=self.device) * 2 - 1
 
@@ -122,4 +123,5 @@ def on_host(call: Callable[[], Any], limit: float) -> Sample:
 
 
 def installed(name: str) -> bool:
+    """Whether a package is there, without importing it."""
     return importlib.util.find_spec(name) is not None

@@ -34,6 +34,7 @@ class Budget:
 
     @property
     def left(self) -> float:
+        """Seconds; infinity without an end."""
         return float("inf") if self.seconds is None else self.seconds - (time.perf_counter() - self.start)
 
 
@@ -174,6 +175,7 @@ class Runner:
 
 
 def failures(rows: Iterable[Row]) -> list[Row]:
+    """The rows that make the command fail."""
     return [row for row in rows if row.status in ("wrong", "failed")]
 
 
@@ -184,6 +186,7 @@ HEADER = ("shape", "time", "lowest .. highest", "rate", "unit", "of ceiling", "v
 
 
 def header_line(peer: str) -> str:
+    """The table's heading; `peer` names its last column."""
     cells = [*HEADER[:-1], f"vs {peer}" if peer else ""]
     return term.style(_aligned(cells), "bold")
 
@@ -234,6 +237,7 @@ def time_text(seconds: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
+    """(factor, unit) to show seconds in."""
     if seconds >= 1.0:
         return 1.0, "s"
     return (1e3, "ms") if seconds >= 1e-3 else (1e6, "us")

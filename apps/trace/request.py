@@ -27,6 +27,8 @@ CANDIDATES = 6
 
 @dataclass(frozen=True)
 class Candidate:
+    """A token that could have been chosen; probability: the model's, before temperature and the rest."""
+
     id: int
     piece: str
     probability: float
@@ -72,10 +74,12 @@ class Step:
 
     @property
     def start(self) -> float:
+        """Seconds since the profile began."""
         return self.events[0].start
 
     @property
     def end(self) -> float:
+        """Seconds since the profile began."""
         return max(event.end for event in self.events)
 
 
@@ -103,6 +107,7 @@ class Request:
 
     @property
     def model(self) -> str:
+        """The name of the model's file."""
         return self.llm.path.name
 
     @property

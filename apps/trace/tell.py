@@ -29,6 +29,7 @@ def by_place(event: Event) -> str:
 
 
 def by_layer(event: Event) -> str:
+    """Events apart by their full place in the model and their name."""
     return f"{event.path} {event.name}".strip()
 
 
@@ -142,11 +143,13 @@ def text(request: Request, *, layers: bool = False) -> str:
 
 
 def table(found: Sequence[Row], step: Step) -> str:
+    """Rows as text; their shares are of the step's time."""
     cells = [roofline.cells(row, step.seconds) for row in found]
     return term.table(cells, header=roofline.HEADER, right=roofline.RIGHT)
 
 
 def kinds(request: Request, step: Step) -> list[Row]:
+    """A step's rows summed by kind of work, the dearest first."""
     return sorted(rows(request, step, by=lambda event: event.kind), key=lambda row: -row.seconds)
 
 
@@ -160,6 +163,7 @@ def pieces(request: Request) -> str:
 
 
 def chosen(answer: Sequence[Chosen]) -> str:
+    """The answer's first tokens with their probabilities."""
     told = [f"{shown(token.piece)} {percent(token.probability)}" for token in answer[:SHOWN]]
     more = len(answer) - SHOWN
     return "  ".join(told) + (f"  and {more:,} more" if more > 0 else "")
@@ -245,11 +249,13 @@ def as_json(request: Request) -> dict[str, Any]:
 
 
 def token_json(token: Chosen) -> dict[str, Any]:
+    """A token as --json has it."""
     candidates = [{"id": c.id, "piece": c.piece, "probability": c.probability} for c in token.candidates]
     return {"id": token.id, "piece": token.piece, "probability": token.probability, "candidates": candidates}
 
 
 def row_json(row: Row) -> dict[str, Any]:
+    """A row as --json has it; times in seconds, amounts in bytes and operations."""
     return {
         "name": row.name,
         "kind": row.kind,
@@ -265,10 +271,12 @@ def row_json(row: Row) -> dict[str, Any]:
 
 
 def cost_json(cost: Any) -> dict[str, float] | None:
+    """A Cost as --json has it."""
     return None if cost is None else {"flops": cost.flops, "read": cost.read, "written": cost.written}
 
 
 def write_chrome(request: Request, path: Path) -> None:
+    """The profile as a trace for ui.perfetto.dev, with what the request was."""
     known = {"model": request.model, "prompt": request.prompt, "answer": request.text, "speed": facts(request)}
     chrome.write(request.profile, path, title=request.model, facts=known)
 

@@ -27,14 +27,17 @@ def hashed(v: np.ndarray) -> np.ndarray:
 
 
 def bits(count: int, seed: int) -> np.ndarray:
+    """The words that fill_bits writes."""
     return hashed(np.arange(count, dtype=np.uint32) + hashed(np.array([seed], np.uint32)))
 
 
 def unit(count: int, seed: int) -> np.ndarray:
+    """The same as numbers in [0, 1)."""
     return (bits(count, seed) >> np.uint32(8)).astype(np.float64) * 2.0**-24
 
 
 def cases() -> list[Case]:
+    """Every entry of random/fill.wgsl at offsets and lengths around a workgroup, and weights made of them."""
     found = [
         Case(f"random/fill fill_bits: {count} words at {first}", partial(_bits, first=first, count=count), (FILE,))
         for first, count in ((0, 1), (3, 255), (17, 2049))

@@ -111,7 +111,7 @@ VARIANTS: dict[str, SamplingOptions] = {
 }
 
 
-def _chosen(name: str, vocab: int, biased: bool) -> Case:
+def _chosen(name: str, vocab: int, *, biased: bool = False) -> Case:
     options = VARIANTS[name]
 
     def run(device: Device, rng: np.random.Generator) -> Iterable[Outcome]:
@@ -210,11 +210,11 @@ def _generator(device: Device, rng: np.random.Generator) -> Iterable[Outcome]:
 
 def cases() -> list[Case]:
     """All cases of the sampler."""
-    out = [_chosen(name, vocab, False) for name in VARIANTS for vocab in (5, 1000)]
-    out += [_chosen(name, 257, True) for name in ("greedy", "all")]
+    out = [_chosen(name, vocab) for name in VARIANTS for vocab in (5, 1000)]
+    out += [_chosen(name, 257, biased=True) for name in ("greedy", "all")]
     # 47 blocks, so that a top_k of at most 47 leaves some out; more than 256 candidates; two values an invocation
-    out += [_chosen(name, 12_000, False) for name in ("greedy", "plain", "top_k 7", "top_k 300", "top_p 0.9", "all")]
-    out += [_chosen(name, 262_145, name == "all") for name in ("greedy", "all")]
+    out += [_chosen(name, 12_000) for name in ("greedy", "plain", "top_k 7", "top_k 300", "top_p 0.9", "all")]
+    out += [_chosen(name, 262_145, biased=name == "all") for name in ("greedy", "all")]
     out.append(Case("sample/sample select_token: extremes", _extremes, SHADERS))
     out.append(Case("sample/sample adjust: largest at the edges, vocab 1027", _edges, SHADERS))
     out.append(Case("sample/sample select_token: generator, vocab 512", _generator, SHADERS))

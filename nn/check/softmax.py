@@ -76,11 +76,11 @@ def _run(device: Device, rng: np.random.Generator, *, elem: str, log: bool, how:
     for variant, shape in ways:
         yield outcome(variant, rng.standard_normal(shape) * 4, str(shape))
     for variant in dict.fromkeys(variant for variant, _ in ways):
-        yield from _extremes(rng, elem, log, partial(outcome, variant), 80 if variant.pack == 4 else 77)
+        yield from _extremes(rng, elem, partial(outcome, variant), log=log, cols=80 if variant.pack == 4 else 77)
 
 
 def _extremes(
-    rng: np.random.Generator, elem: str, log: bool, outcome: Callable[[np.ndarray, str], Outcome], cols: int
+    rng: np.random.Generator, elem: str, outcome: Callable[[np.ndarray, str], Outcome], *, log: bool, cols: int
 ) -> Iterator[Outcome]:
     extremes = rng.uniform(-80, 80, (5, cols))
     yield outcome(extremes, "logits to 80")

@@ -119,7 +119,7 @@ class Engine:
     @property
     def decode_plan(self) -> Plan:
         """The recorded plan of one decode step, for looking at."""
-        return self._plan("decode", self._bucket(1), False)[0]
+        return self._plan("decode", self._bucket(1))[0]
 
     def reset(self) -> None:
         """Forget the conversation."""
@@ -162,9 +162,9 @@ class Engine:
                     count = 1 if submitted == 0 else _power_of_two(burst, limit - submitted)
                     position = len(ids) + submitted - 1
                     if submitted == 0:
-                        plan = self._plan("head", sizes[-1], biased)[0]
+                        plan = self._plan("head", sizes[-1], biased=biased)[0]
                     else:
-                        plan = self._decode(count, biased, self._bucket(position + count))
+                        plan = self._decode(count, self._bucket(position + count), biased=biased)
                     state = struct.pack("<4I", position, rows if submitted == 0 else 1, seed, submitted)
                     pending.append((self._replay(plan, state), count))
                     submitted += count
@@ -198,10 +198,10 @@ class Engine:
         while at < len(ids):
             size = self._chunk(len(ids) - at)
             count = min(size, len(ids) - at)
-            plan, _ = self._plan("chunk", size, False)
+            plan, _ = self._plan("chunk", size)
             self._write_chunk(size, ids[at : at + count])
             plan.replay(write=(self.model.step.buffer, struct.pack("<4I", at, count, 0, 0)))
-            scores, result = self._plan("logits", size, False)
+            scores, result = self._plan("logits", size)
             scores.replay()
             out[at : at + count] = self.device.read(result.buffer, np.float32, result.shape)[:count]
             at += count
@@ -259,7 +259,7 @@ class Engine:
         while at < len(ids) and not cancelled():
             size = self._chunk(len(ids) - at)
             count = min(size, len(ids) - at)
-            plan, _ = self._plan("chunk", size, False)
+            plan, _ = self._plan("chunk", size)
             self._write_chunk(size, ids[at : at + count])
             plan.replay(write=(self.model.step.buffer, struct.pack("<4I", at, count, 0, 0)))
             self._cached += ids[at : at + count]
@@ -270,7 +270,7 @@ class Engine:
     def _pace(self, sizes: Sequence[int], seconds: float) -> None:
         """Let later chunks go out in larger submits, when this many seconds for these chunks allow it."""
         largest = max(sizes)
-        plan = self._plan("chunk", largest, False)[0]
+        plan = self._plan("chunk", largest)[0]
         dispatch = seconds / (len(plan) * sizes.count(largest))  # the smaller chunks left out: rather high
         fitting = min(int(SUBMIT_SECONDS / dispatch), len(plan))
         if fitting > 1.5 * plan.per_submit:
@@ -312,7 +312,7 @@ class Engine:
             self._inputs[size] = self._state(np.zeros(size, np.uint32), (size,), "u32")
         return self._inputs[size]
 
-    def _plan(self, kind: str, size: int, biased: bool) -> tuple[Plan, Array]:
+    def _plan(self, kind: str, size: int, *, biased: bool = False) -> tuple[Plan, Array]:
         """The recorded plan of a step, and where its result lies.
 
         "chunk": ids of this size -> hidden. "head": the last row of that hidden -> a token. "decode": the token before
@@ -320,14 +320,14 @@ class Engine:
         """
         key = (kind, size, biased)
         if key not in self._plans:
-            self._plans[key] = self._record(kind, size, biased)
+            self._plans[key] = self._record(kind, size, biased=biased)
         return self._plans[key]
 
-    def _decode(self, count: int, biased: bool, keys: int) -> Plan:
+    def _decode(self, count: int, keys: int, *, biased: bool) -> Plan:
         """The plan of `count` decode steps, each reading the token that the one before chose. keys: of `_bucket`."""
         key = (count, biased, keys)
         if key not in self._bursts:
-            self._bursts[key] = self._plan("decode", keys, biased)[0].repeated(count)
+            self._bursts[key] = self._plan("decode", keys, biased=biased)[0].repeated(count)
         return self._bursts[key]
 
     def _bucket(self, keys: int) -> int:
@@ -336,25 +336,25 @@ class Engine:
         sizes = () if self.device.caps.kind == "cpu" else DECODE_KEYS
         return min(next((size for size in sizes if size >= keys), context), context)
 
-    def _record(self, kind: str, size: int, biased: bool) -> tuple[Plan, Array]:
+    def _record(self, kind: str, size: int, *, biased: bool) -> tuple[Plan, Array]:
         model = self.model
         if kind == "chunk":
             result = model.hidden(Tensor(self._ids(size)))
         elif kind == "decode":
             previous = Array(self._chosen.buffer, (1,), "u32")
-            result = self._sampled(model.logits(model.hidden(Tensor(previous), limit=size)), biased)
+            result = self._sampled(model.logits(model.hidden(Tensor(previous), limit=size)), biased=biased)
         else:
-            hidden = Tensor(self._plan("chunk", size, False)[1])
+            hidden = Tensor(self._plan("chunk", size)[1])
             if kind == "logits":
                 result = model.logits(hidden)
             else:
-                result = self._sampled(model.logits(last_row(hidden, Tensor(model.step))), biased)
+                result = self._sampled(model.logits(last_row(hidden, Tensor(model.step))), biased=biased)
         record = self.device.recorder()
         (array,) = compile_program(self.device, [result.node]).record(record)
         assert isinstance(array, Array)
         return record.plan(per_submit=CHUNK_SUBMIT if kind == "chunk" else STEP_SUBMIT), array
 
-    def _sampled(self, logits: Tensor, biased: bool) -> Tensor:
+    def _sampled(self, logits: Tensor, *, biased: bool) -> Tensor:
         chosen = Tensor(self._chosen)
         state = (Tensor(self._settings), Tensor(self.model.step), Tensor(self._seen))
         with named("sample"):

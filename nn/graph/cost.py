@@ -92,6 +92,7 @@ def operand_specs(step: Step) -> list[Spec]:
 
 
 def result_specs(step: Step) -> list[Spec]:
+    """What a step writes, as it sees it."""
     results = getattr(step, "results", None)
     return [value.spec for value in (step.writes if results is None else results)]
 
@@ -135,4 +136,5 @@ def touched_elements(at: Strided) -> int:
 
 
 def width_of(value: Value) -> int:
+    """Bytes of an element."""
     return DTYPES[value.spec.dtype][0]

@@ -14,5 +14,5 @@ def families() -> dict[str, Family]:
     for info in pkgutil.iter_modules(__path__):
         for value in vars(importlib.import_module(f"{__name__}.{info.name}")).values():
             if isinstance(value, Family) and found.setdefault(value.name, value) is not value:
-                raise ImportError(f"nn.ops: two kernel families are called {value.name}; names are unique")
+                raise ImportError(f"nn.ops: two kernel families are called {value.name}; give one of them another name")
     return dict(sorted(found.items()))

@@ -354,7 +354,10 @@ def record_attention(
     if variant is None:
         variant = ATTENTION.pick(device, shape)
     elif not variant.fits(device.caps, shape):
-        raise LimitExceeded(f"attention: the variant '{variant.name}' cannot run {shape} on {device.caps.name}")
+        raise LimitExceeded(
+            f"attention: the variant '{variant.name}' cannot run {shape} on {device.caps.name}; "
+            "attention_variants.variants(caps, shape) lists those that can, None takes the tuner's"
+        )
     parts = {
         "rows": f"attention/rows_{'vec4' if wide else 'scalar'}.wgsl",
         "keys": f"attention/keys_{'given' if step is None else 'step'}.wgsl",

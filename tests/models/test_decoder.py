@@ -82,7 +82,7 @@ def test_a_chunk_goes_out_in_fewer_submits_once_it_was_seen_to_be_fast(device, f
     engine = opened(device, folder, context=32)
     ids = [5, 6, 7, 8]
     before = engine.logits(ids)
-    plan = engine._plan("chunk", engine._chunk(len(ids)), False)[0]
+    plan = engine._plan("chunk", engine._chunk(len(ids)))[0]
     assert plan.per_submit == 3 and len(plan) > 6
     engine._pace([engine._chunk(4)], 0.1 * len(plan) / 3)  # three dispatches take all of the 0.1 s
     assert plan.per_submit == 3
