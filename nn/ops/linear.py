@@ -1,9 +1,10 @@
 """Products with weight matrices in any storage format, and what a transformer block fuses to them.
 
-y[t, n] = sum_k x[t, k] W[n, k], with W read block by block in its storage format and sums in f32. Three kernels share
-their interface (shaders/matmul/weight.wgsl): `row` for software drivers, `gemv` for few tokens on a GPU, `gemm_weight`
-for more (nn/ops/linear_variants.py). One token takes one dispatch for each of the public functions below: RMSNorm,
-bias, residual, gate, rotary embedding and cache write included. More take separate ones where that is faster.
+y[t, n] = sum_k x[t, k] W[n, k], with W read block by block in its storage format and sums in f32. Four kernels share
+their interface (shaders/matmul/weight.wgsl): `row` and `row_broadcast` for software drivers, `gemv` for few tokens on a
+GPU, `gemm_weight` for more (nn/ops/linear_variants.py). One token takes one dispatch for each of the public functions
+below: RMSNorm, bias, residual, gate, rotary embedding and cache write included. More take separate ones where that is
+faster.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu.tune import Family, Result, Trial
-from nn.ops.linear_variants import Shape, Variant, default, variants
+from nn.ops.linear_variants import BROADCAST, DIGITS, F32, GEMM, GEMV, ROW, Shape, Variant, default, variants
 from nn.ops.trials import bucket, empty_array, shrunk
 from nn.quant.fill import random_weight, uniform
 from nn.quant.repack import plane_offsets
@@ -78,5 +78,5 @@ LINEAR = Family(
     trial=trial,
     nbytes=nbytes,
     standard=standard,
-    shaders=("matmul/row.wgsl", "matmul/gemv.wgsl", "matmul/gemm_weight.wgsl", "matmul/dots_digits.wgsl", "quant"),
+    shaders=(ROW, BROADCAST, GEMV, GEMM, F32, DIGITS, "quant"),
 )

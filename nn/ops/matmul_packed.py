@@ -19,7 +19,7 @@ def panel_bytes(lines: int, k: int, tile: int) -> int:
 def record_packed(
     record: Recorder, kernel: Kernel, chosen: Variant, dtype: str, sizes: dict[str, int], buffers: dict[str, Buffer]
 ) -> None:
-    """Three dispatches: panels of a, panels of b, the product. sizes: the Params of shaders/matmul/dense.wgsl.
+    """Three dispatches: panels of a, panels of b, the product. sizes: the Params of shaders/matmul/dense_params.wgsl.
 
     An operand that all batches share is laid out once. Panels live in scratch memory that a recording's products share.
     """

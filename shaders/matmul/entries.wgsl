@@ -1,5 +1,5 @@
-// Entry points of the products with a weight matrix, the same for row.wgsl and gemv.wgsl, which give `rounds`, `place`,
-// `products`, `norm_products` (RMSNorm of x first, Zhang & Sennrich 2019, arXiv:1910.07467) and `stores`.
+// Entry points of the products with a weight matrix, the same for row.wgsl, row_broadcast.wgsl and gemv.wgsl, which give
+// `rounds`, `place`, `products`, `norm_products` (RMSNorm of x first, Zhang & Sennrich 2019, arXiv:1910.07467) and `stores`.
 //   y[t, n] = sum_k x[t, k] W[n, k]
 //   linear              out[t, n] = y[t, n];   _bias: + bias[n];   _residual: + residual[t, n]
 //   norm_linear         x[t, k] replaced by x[t, k] gain[k] / sqrt(mean_k(x[t, k]^2) + eps)

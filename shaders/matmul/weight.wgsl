@@ -1,5 +1,5 @@
-// Shared by the products with a weight matrix (row.wgsl, gemv.wgsl, gemm_weight.wgsl): what they bind, and what becomes of
-// a finished product y[t, n] = sum_k x[t, k] W[n, k].
+// Shared by the products with a weight matrix (row.wgsl, row_broadcast.wgsl, gemv.wgsl, gemm_weight.wgsl): what they bind,
+// and what becomes of a finished product y[t, n] = sum_k x[t, k] W[n, k].
 // w: a window of W's rows in the storage format of the part; x: [tokens, K rounded up to 32] f32, zeros at the end of a row.
 // include quant/q8_0.wgsl as format
 // include matmul/gated.wgsl
