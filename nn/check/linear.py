@@ -17,8 +17,7 @@ from gpu import LimitExceeded
 from nn.check import arrays, reference
 from nn.check.base import Case, Outcome
 from nn.check.quant import random_raw, upload_in
-from nn.ops.base import Array, Op
-from nn.ops.linear import GatedMLP, Linear, NormLinear, QKVRope, multiply
+from nn.ops.linear import multiply
 from nn.ops.linear_variants import (
     BROADCAST,
     DIGITS,
@@ -262,9 +261,7 @@ def _rope_cache(
     yield from case.outcomes(device, buffers, case.truth(want, *gains), 2e-6)
 
 
-def _helper_rows(
-    device: Device, rng: np.random.Generator, *, entry: str, activation: str = "silu"
-) -> Iterator[Outcome]:
+def _small_rows(device: Device, rng: np.random.Generator, *, entry: str, activation: str = "silu") -> Iterator[Outcome]:
     """pad and gate of rows.wgsl."""
     rows, cols, out_cols = (5, 45, 64) if entry == "pad" else (7, 26, 13)
     x, out = 8.0 * normal(rng, rows, cols), poisoned(device, rows, out_cols)
@@ -288,7 +285,7 @@ def _helper_rows(
 PLAIN = ("linear", "linear_bias", "linear_residual", "linear_bias_residual", "norm_linear")
 PAIRED = ("gated_linear", "norm_gated_linear")
 QKV = ("norm_qkv_rope", "norm_qkv_bias_rope")
-_SHARED = ("matmul/weight.wgsl", "matmul/gated.wgsl", "rope/qkv.wgsl")
+SHARED = ("matmul/weight.wgsl", "matmul/gated.wgsl", "rope/qkv.wgsl")
 _SHAPES: tuple[dict[str, Any], ...] = (
     {"heads": 3, "kv_heads": 1, "head_dim": 6, "rotated": 4},
     {"heads": 2, "kv_heads": 2, "head_dim": 16, "rotated": 16, "interleaved": True},
@@ -366,7 +363,7 @@ def cases() -> list[Case]:
             if form.dots == DIGITS and format_of(format).dense:
                 continue
             entry, cols = form.entries[len(found) % len(form.entries)], _whole(format, form.blocks)
-            shaders = (form.path, f"quant/{format}.wgsl", *_SHARED)
+            shaders = (form.path, f"quant/{format}.wgsl", *SHARED)
             if form.path != GEMM:
                 shaders += ("matmul/entries.wgsl",)
             if form.path == GEMV:
@@ -387,7 +384,7 @@ def cases() -> list[Case]:
                 shape = {"rows": 78, "pieces": 1} if "gated" in entry else {"rows": 77, "pieces": pieces}
                 run = partial(_rows, activation=("silu", "gelu_tanh")[number % 2], **options, **shape)
             found.append(Case(label, run, shaders, frozenset(needs)))
-    return found + _rope_cases() + _helper_cases() + _op_cases()
+    return found + _rope_cases() + _small_cases()
 
 
 def _rope_cases() -> list[Case]:
@@ -411,109 +408,10 @@ def _rope_cases() -> list[Case]:
     return found
 
 
-def _helper_cases() -> list[Case]:
+def _small_cases() -> list[Case]:
     shaders = ("matmul/rows.wgsl", "matmul/gated.wgsl")
     return [
-        Case("matmul/pad: 45 to 64 columns", partial(_helper_rows, entry="pad"), shaders),
-        Case("matmul/gate: silu", partial(_helper_rows, entry="gate"), shaders),
-        Case("matmul/gate: gelu_tanh", partial(_helper_rows, entry="gate", activation="gelu_tanh"), shaders),
+        Case("matmul/pad: 45 to 64 columns", partial(_small_rows, entry="pad"), shaders),
+        Case("matmul/gate: silu", partial(_small_rows, entry="gate"), shaders),
+        Case("matmul/gate: gelu_tanh", partial(_small_rows, entry="gate", activation="gelu_tanh"), shaders),
     ]
-
-
-def _op_cases() -> list[Case]:
-    """The operations themselves, as this device lowers them: the choice of kernels and what happens between them."""
-    found = []
-    for format, cols, pieces in (("q4_1", 96, 1), ("q8_0", 160, 2), ("f32", 45, 1), ("f16", 77, 2), ("q6_k", 256, 3)):
-        for tokens in (1, 3, 9):
-            label = f"{format} {tokens}x{cols}, {pieces} windows"
-            options = {"format": format, "cols": cols, "pieces": pieces, "tokens": tokens}
-            shaders = ("matmul/rows.wgsl", *_SHARED)
-            found.append(Case(f"ops/linear: {label}", partial(_op_linear, **options), shaders))
-            found.append(Case(f"ops/gated_mlp: {label}", partial(_op_gated, **options), shaders))
-    for form, options in (
-        ("one matrix", {}),
-        ("bias", {"bias": True}),
-        ("three formats", {"split": True}),
-        ("three formats, bias", {"split": True, "bias": True}),
-        ("head norms", {"norms": True}),
-        ("head norms, bias", {"norms": True, "bias": True}),
-    ):
-        for tokens in (1, 3, 9):
-            run = partial(_op_qkv, tokens=tokens, **options)
-            found.append(Case(f"ops/qkv_rope: {form}, {tokens} tokens", run, ("rope/rope_cache.wgsl", *_SHARED)))
-    return found
-
-
-def _lower(device: Device, op: Op, *operands: Any, out: Buffer, shape: tuple[int, ...]) -> np.ndarray:
-    record = device.recorder()
-    op.lower(record, *operands, Array(out, shape))
-    record.submit()
-    return device.read(out, np.float32, shape)
-
-
-def _array(device: Device, array: np.ndarray) -> Array:  # f32
-    return Array(device.upload(array), array.shape)
-
-
-def _op_linear(
-    device: Device, rng: np.random.Generator, *, format: str, cols: int, pieces: int, tokens: int
-) -> Iterator[Outcome]:
-    raw = random_raw(rng, format, 75, cols)
-    weight, matrix = upload_in(device, raw, (75, cols), format, pieces), dequantize(raw, format)
-    x, gain, bias, residual = normal(rng, tokens, cols), normal(rng, cols), normal(rng, 75), normal(rng, tokens, 75)
-    arrays = [_array(device, a) for a in (x, gain, bias, residual)]
-    plain, atol = products(x, matrix)
-    for with_bias in (False, True):
-        for with_residual in (False, True):
-            more = [a for a, wanted in ((arrays[2], with_bias), (arrays[3], with_residual)) if wanted]
-            op = Linear(bias=with_bias, residual=with_residual)
-            got = _lower(device, op, arrays[0], weight, *more, out=poisoned(device, tokens, 75), shape=(tokens, 75))
-            yield Outcome(got, plain + with_bias * bias + with_residual * residual, 1e-5, atol, repr(op))
-    want, atol = products(rms_norm(x, gain), matrix)
-    op = NormLinear(eps=EPS)
-    got = _lower(device, op, *arrays[:2], weight, out=poisoned(device, tokens, 75), shape=(tokens, 75))
-    yield Outcome(got, want, 1e-5, atol, repr(op))
-
-
-def _op_gated(
-    device: Device, rng: np.random.Generator, *, format: str, cols: int, pieces: int, tokens: int
-) -> Iterator[Outcome]:
-    raw = random_raw(rng, format, 74, cols)
-    weight, matrix = upload_in(device, raw, (74, cols), format, pieces), dequantize(raw, format)
-    x, gain = normal(rng, tokens, cols), normal(rng, cols)
-    both, atol = products(rms_norm(x, gain), matrix)
-    for activation in ("silu", "gelu_tanh"):
-        op = GatedMLP(eps=EPS, activation=activation)
-        operands = (_array(device, x), _array(device, gain), weight)
-        got = _lower(device, op, *operands, out=poisoned(device, tokens, 37), shape=(tokens, 37))
-        want = gated(both[:, :37], both[:, 37:], activation)
-        yield Outcome(got, want, 1e-5, 2 * atol * (1 + np.abs(both).max()), repr(op))
-
-
-def _op_qkv(
-    device: Device,
-    rng: np.random.Generator,
-    *,
-    tokens: int,
-    bias: bool = False,
-    split: bool = False,
-    norms: bool = False,
-) -> Iterator[Outcome]:
-    case = Projection(rng, heads=4, kv_heads=2, head_dim=16, rotated=16, tokens=tokens, valid=tokens)
-    rows = (64, 32, 32) if split else (128,)
-    raws = [(f, random_raw(rng, f, n, 96)) for f, n in zip(("q4_1", "q8_0", "f32"), rows, strict=False)]
-    weights = [upload_in(device, raw, (len(raw), 96), f, 1) for f, raw in raws]
-    matrix = np.concatenate([dequantize(raw, f) for f, raw in raws])
-    x, gain, added = normal(rng, tokens, 96), normal(rng, 96), normal(rng, 128)
-    gains = [normal(rng, 16) for _ in range(2 * norms)]
-    qkv, atol = products(rms_norm(x, gain), matrix)
-    buffers = case.upload(device)
-    caches = [Array(buffers[name], (case.context, 2, 16)) for name in ("k_cache", "v_cache")]
-    ends = [Array(buffers["rope"], case.table.shape), Array(buffers["step"], (4,), "u32")]
-    more = [_array(device, a) for a in ([added] if bias else []) + gains]
-    op = QKVRope(eps=EPS, weights=len(weights), bias=bias, norms=norms)
-    operands = (_array(device, x), _array(device, gain), *caches, *ends, *weights, *more)
-    _lower(device, op, *operands, out=buffers["out"], shape=(tokens, 64))
-    # A head norm divides by the head's root mean square, which scales the error of the products as it does them.
-    scale = 8.0 if norms else 1.0
-    yield from case.outcomes(device, buffers, case.truth(qkv + added if bias else qkv, *gains), atol * scale)

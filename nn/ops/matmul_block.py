@@ -51,8 +51,8 @@ def record_block(
 ) -> None:
     """One dispatch, or two where the k axis is cut: the parts, and their sum with bias and epilogue.
 
-    kernels: the product's, and the one that adds up parts. sizes: the Params of shaders/matmul/dense.wgsl. Parts lie in
-    scratch memory that a recording's products share.
+    kernels: the product's, and the one that adds up parts. sizes: the Params of shaders/matmul/dense_params.wgsl. Parts
+    lie in scratch memory that a recording's products share.
     """
     taken = ("m", "n", "k", "batches", "size_1", "out_offset")
     taken += tuple(f"{name}_{what}" for name in "ab" for what in ("offset", "batch_0", "batch_1"))

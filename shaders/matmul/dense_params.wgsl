@@ -1,4 +1,4 @@
-// What all dense matrix products share: out[z, i, j] = sum_k A[z, i, k] B[z, k, j] (+ bias[j]).
+// What gemm.wgsl, gemm_serial.wgsl and gemm_matrix.wgsl share: out[z, i, j] = sum_k A[z, i, k] B[z, k, j] (+ bias[j]).
 // An element of A lies at a_offset + its batch's place + i * a_row + k * a_col, so a transposed operand is a matter of strides;
 // B likewise. A batch z counts through size_1 inner and then outer indices, whose strides are 0 where an operand repeats.
 alias Elem = f32;          // type of a, b, bias, out; sums are f32

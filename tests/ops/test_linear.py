@@ -10,7 +10,7 @@ import pytest
 from gpu import Device
 from nn import functional as F
 from nn.check import linear as check
-from nn.check import run_case
+from nn.check import linear_ops, run_case
 from nn.check.linear import EPS, Projection, gated, products, rms_norm
 from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array, ShapeError, Spec
@@ -19,7 +19,7 @@ from nn.ops.linear_variants import DIGITS, GEMV, Shape, default, gemv_variant, v
 from nn.quant import Weight, dequantize
 from nn.tensor import Tensor
 
-CASES = check.cases()
+CASES = check.cases() + linear_ops.cases()
 ROWS = [case for case in CASES if not ("gemv" in case.name or "gemm" in case.name)][::4]
 
 
