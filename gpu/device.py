@@ -381,6 +381,7 @@ class Device:
         self.pointer, self.queue_pointer = calls.pointer(self.raw), calls.pointer(self.raw.queue)
 
     def require_binding(self, nbytes: int, what: str) -> None:
+        """Raise LimitExceeded if so many bytes cannot be bound at once."""
         if nbytes > self.caps.max_binding:
             raise LimitExceeded(
                 f"{what}: {nbytes:,} bytes in one binding; {self.caps.name} binds at most "

@@ -188,6 +188,7 @@ class KernelCache:
             return Kernel(device, source, entry, label)
 
     def clear(self) -> None:
+        """Forget every kernel; those in use go on to work."""
         self._kernels.clear()
 
 

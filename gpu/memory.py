@@ -374,6 +374,7 @@ class Pending:
         self._staging: Staging | None = staging
 
     def result(self) -> bytes:
+        """Wait for the copy and return its bytes. Raises GpuError the second time."""
         device, staging = self._memory.device, self._staging
         device.require_open()
         if staging is None:

@@ -190,12 +190,15 @@ class PublicCalls:
     """The interface of DirectCalls on the binding's documented API; "addresses" are its own objects here."""
 
     def pointer(self, wrapper: Any) -> Any:
+        """As DirectCalls.pointer."""
         return wrapper
 
     def compile(self, commands: Sequence[tuple[Any, Sequence[Any], Counts]]) -> list[Any]:
+        """As DirectCalls.compile."""
         return [(pipeline, list(groups), counts) for pipeline, groups, counts in commands]
 
     def write(self, queue: Any, buffer: Any, offset: int, data: bytes) -> None:
+        """As DirectCalls.write."""
         queue.write_buffer(buffer, offset, data)
 
     def run(self, device: Any, queue: Any, commands: Sequence[Any], copies: Sequence[Any] = ()) -> None:

@@ -97,6 +97,7 @@ PARTS = {
 
 
 def main() -> int:
+    """Write README.md's tables again; with --check, 1 if they would change."""
     text = wanted = README.read_text(encoding="utf-8")
     for begin, (end, make) in PARTS.items():
         start, stop = wanted.index(begin) + len(begin), wanted.index(end)

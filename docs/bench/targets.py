@@ -43,6 +43,7 @@ class Target:
         return ((max if self.most else min)(values), len(values)) if values else None
 
     def met(self, value: float) -> bool:
+        """Whether a figure is enough."""
         return value <= self.wanted if self.most else value >= self.wanted
 
 

@@ -32,6 +32,7 @@ def lookup(
 
 
 def cases() -> list[Case]:
+    """Every storage format, by one and by four numbers, in one window and in several; ids outside the table."""
     found = []
     for format, fmt in FORMATS.items():
         for tokens, cols, pieces in ((1, fmt.block, 1), (67, 45 if fmt.dense else fmt.block * 2, 3), (67, 44, 3)):

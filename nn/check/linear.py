@@ -69,6 +69,7 @@ def poisoned(device: Device, *shape: int) -> Buffer:
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Standard normal numbers, f32."""
     return rng.standard_normal(shape).astype(np.float32)
 
 
@@ -150,6 +151,7 @@ class Projection:
         self.caches = [normal(rng, self.context, kv_heads * head_dim).astype(self.type) for _ in range(2)]
 
     def sizes(self) -> dict[str, int]:
+        """The Params that say where queries, keys and values go."""
         names = ("heads", "kv_heads", "head_dim", "rotated", "context", "table_rows")
         return {name: getattr(self, name) for name in names}
 
@@ -170,12 +172,14 @@ class Projection:
         return q.reshape(self.tokens, -1), k_cache, v_cache
 
     def upload(self, device: Device) -> dict[str, Any]:
+        """Buffers by the names of their bindings; `out` holds NaN."""
         k_cache, v_cache = (device.upload(cache) for cache in self.caches)
         out = poisoned(device, self.tokens, self.heads * self.head_dim)
         ends = {"rope": device.upload(self.table), "step": device.upload(self.step)}
         return {**ends, "k_cache": k_cache, "v_cache": v_cache, "out": out}
 
     def outcomes(self, device: Device, buffers: dict[str, Buffer], truth: Any, atol: float) -> Iterator[Outcome]:
+        """What the device wrote beside `truth`, for q and both caches."""
         q, *caches = truth
         label = f"{self.tokens} tokens"
         yield Outcome(device.read(buffers["out"], np.float32, q.shape), q, 1e-5, 2 * atol, f"q, {label}")

@@ -110,6 +110,7 @@ def rows(device: Device, rng: np.random.Generator, *, kind: str, how: str) -> It
 
 
 def axes(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    """Which axes are folded, and operands that are permuted, sliced, reversed, expanded."""
     a = f32(rng.standard_normal((3, 1, 5, 7)))
     x = Tensor(a, device)
     a64 = a.astype(np.float64)
@@ -131,6 +132,7 @@ def axes(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def fused(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    """Folds of expressions that are computed on the way."""
     a, b = f32(rng.standard_normal((2, 33, 130)))
     x, y = Tensor(a, device), Tensor(b, device)
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
@@ -146,6 +148,7 @@ def fused(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def integers(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    """i32, u32 and bool: exact, sums wrap."""
     a = rng.integers(-(10**6), 10**6, (7, 301)).astype(np.int32)
     x = Tensor(a, device)
     for name in ("sum", "amax", "amin", "argmax", "argmin"):
@@ -170,6 +173,8 @@ def integers(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def special(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    """Ties take the lower index, NaN wins, and folds of nothing give the neutral element."""
+
     def t(values: Any) -> Tensor:
         return Tensor(np.array(values, np.float32), device)
 
@@ -201,6 +206,7 @@ def special(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def f16(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    """Sums go on past what f16 can hold or tell apart."""
     hundred = Tensor(np.full(4096, 100.0, np.float16), device)
     yield Outcome(hundred.mean().numpy(), f32(100), 1e-3, label="mean of 4096 x 100")
     ones = Tensor(np.ones(20000, np.float16), device)
@@ -214,6 +220,7 @@ def f16(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
 
 
 def composed(device: Device, rng: np.random.Generator) -> Iterator[Outcome]:
+    """Operations made of several folds."""
     a = f32(rng.standard_normal((9, 130)) + 8192)
     x, a64 = Tensor(a, device), a.astype(np.float64)
     yield Outcome(x.var(1).numpy(), a64.var(1, ddof=1), 1e-4, label="variance around 8192")

@@ -78,6 +78,7 @@ class Body:
         self.title = ", ".join(self.names) or ("fill" if not self.loads else "copy")
 
     def number(self, value: float | int | bool, dtype: str) -> str:
+        """A number as a field of Params, so that others reuse the pipeline."""
         name = f"k{len(self.fields)}"
         if dtype == "bool":
             self.fields.append((name, "u32", int(bool(value))))
@@ -89,18 +90,21 @@ class Body:
         return f"p.{name}"
 
     def function(self) -> list[str]:
+        """The lines of `element`: one value, from loaded values and positions."""
         arguments = [f"a{i}: {REGISTER[load.dtype]}" for i, load in enumerate(self.loads)]
         arguments += [f"i{i}: u32" for i in range(len(self.indices))]
         return [f"fn element({', '.join(arguments)}) -> {self.type} {{", *self.lines, "}"]
 
 
 def code_of(e: Apply, args: list[str]) -> str:
+    """WGSL of one operation on its operands' WGSL."""
     if isinstance(e.op, Cast):
         return cast_code(args[0], e.args[0].dtype, e.dtype)
     return e.op.code.format(*args, T=REGISTER[e.args[-1].dtype])
 
 
 def cast_code(x: str, source: str, target: str) -> str:
+    """WGSL of a cast between dtypes, of values in registers."""
     have, want = REGISTER[source], REGISTER[target]
     if want == "bool":
         return f"truth_f32({x})" if have == "f32" else f"({x} != {have}(0))" if have != "bool" else x
@@ -112,10 +116,12 @@ def cast_code(x: str, source: str, target: str) -> str:
 
 
 def loaded(text: str, dtype: str) -> str:
+    """WGSL from a stored value to its register."""
     return f"f32({text})" if dtype == "f16" else f"({text} != 0u)" if dtype == "bool" else text
 
 
 def stored(text: str, dtype: str) -> str:
+    """WGSL from a register to the value as stored."""
     return f"f16({text})" if dtype == "f16" else f"select(0u, 1u, {text})" if dtype == "bool" else text
 
 

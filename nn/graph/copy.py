@@ -66,6 +66,7 @@ class TransposeStep:
 
     @property
     def batches(self) -> int:
+        """Matrices to transpose."""
         return math.prod(self.sizes)
 
     @property

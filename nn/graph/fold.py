@@ -37,6 +37,7 @@ class Fold:
 
 
 def bits(value: float) -> int:
+    """Of a number as f32."""
     return int(np.float32(value).view(np.uint32))
 
 
@@ -130,6 +131,7 @@ class Matrix:
 
     @classmethod
     def of(cls, expr: Expr, shape: tuple[int, ...], kept: tuple[int, ...], folded: tuple[int, ...]) -> Matrix:
+        """The matrix of an expression over `shape`: axes that are kept as rows, those that are folded as columns."""
         body = Body(expr)
         sources = [*(load.at for load in body.loads), *(index.at for index in body.indices)]
         outer, over = coalesce(tuple(shape[a] for a in kept), [tuple(s.strides[a] for a in kept) for s in sources])
@@ -289,14 +291,17 @@ class FoldStep:
 
     @property
     def packed_rows(self) -> int:
+        """Rows as the shader counts them."""
         return self.rows // self.variant.pack if self.variant.entry == "fold_columns" else self.rows
 
     @property
     def packed_cols(self) -> int:
+        """Columns as the shader counts them."""
         return self.cols // self.variant.columns
 
     @property
     def grid(self) -> int:
+        """Workgroups, as the header of shaders/reduce/fold.wgsl has it."""
         chosen = self.variant
         if chosen.entry == "fold_columns":
             return -(-self.packed_rows // chosen.lanes) * self.parts

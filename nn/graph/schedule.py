@@ -139,6 +139,7 @@ def plan_memory(program: Program) -> None:
 
 
 def storage_bytes(value: Value) -> int:
+    """Of a value's buffer: whole words, and never none."""
     return max(-(-value.spec.nbytes // 4) * 4, 4)
 
 
@@ -187,6 +188,7 @@ def mark_overwritten(order: Sequence[Node]) -> None:
 
 
 def stale_read(node: Node) -> RuntimeError:
+    """The error for a node whose memory an operation has written over."""
     return RuntimeError(
         f"a tensor {list(node.spec.shape)} is read after {node.stale} has written over its memory; compute what needs "
         "the old value before that, e.g. with .clone().realize()"

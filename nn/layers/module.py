@@ -102,6 +102,7 @@ class Module:
                     yield (f"{path}.{name}" if path else name), value
 
     def parameters(self) -> Iterator[Parameter]:
+        """Every parameter, in the order of named_parameters."""
         for _, parameter in self.named_parameters():
             yield parameter
 
@@ -134,6 +135,7 @@ class Module:
 
 
 def modules_in(name: str, value: Any) -> Iterator[tuple[str, Module]]:
+    """(path, module) of a module, or of the modules in a list, tuple or dictionary."""
     if isinstance(value, Module):
         yield name, value
     elif isinstance(value, list | tuple):
@@ -145,6 +147,7 @@ def modules_in(name: str, value: Any) -> Iterator[tuple[str, Module]]:
 
 
 def describe(value: Any) -> str:
+    """Dtype and shape, for messages."""
     shape = list(np.shape(value) if not isinstance(value, Tensor) else value.shape)
     return f"{value.dtype if isinstance(value, Tensor | np.ndarray) else type(value).__name__}{shape}"
 
@@ -160,6 +163,7 @@ def fits(value: Any, parameter: Parameter) -> bool:
 
 
 def dense(tensor: Tensor) -> bool:
+    """Whether it is plain f32 or f16 numbers, which are converted into each other."""
     return not isinstance(tensor.node.value, Weight) and tensor.dtype in ("f32", "f16")
 
 

@@ -144,6 +144,7 @@ class ModelFile:
         return _Loader(self, device, progress)
 
     def close(self) -> None:
+        """Let go of the file; parameters that are on the device stay."""
         self.source.close()
 
 

@@ -49,6 +49,7 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
+        """Of a dense value of this shape and dtype."""
         return self.size * DTYPES[self.dtype][0]
 
 

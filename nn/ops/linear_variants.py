@@ -42,6 +42,7 @@ class Shape:
 
     @property
     def blocks(self) -> int:
+        """Of 32 weights, in a row."""
         return -(-self.cols // BLOCK)
 
 
@@ -67,6 +68,7 @@ class Variant:
         return options["RM"] * options["RN"]
 
     def grid(self, rows: int, tokens: int) -> int:
+        """Workgroups for a matrix of so many rows."""
         tiles, groups = -(-tokens // self.tokens), -(-rows // self.rows)
         if self.most and tiles:
             rounds = -(-groups * tiles // max(self.most, tiles))

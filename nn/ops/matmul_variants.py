@@ -72,6 +72,7 @@ class Variant:
         return {"types": {"Elem": shape.dtype}, "constants": constants}
 
     def workgroups(self, shape: Shape) -> int:
+        """Of the product's own dispatch."""
         return shape.batches * self.split * -(-shape.m // self.rows) * -(-shape.n // self.cols)
 
 
