@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise ValueError(f"--jobs must be a whole number over 0, got {args.jobs}")
+    if args.jobs is not None and args.jobs > check_jobs.most_jobs():
+        raise ValueError(f"--jobs {args.jobs}: each opens devices of its own; at most {check_jobs.most_jobs()} here")
     check = Check(select(args.filter), (args.mode,) if args.mode else MODES, args.device, args.backend)
     jobs = args.jobs or check_jobs.default_jobs(_kind(args))
     with term.Bar("checking", unit="cases") as bar:

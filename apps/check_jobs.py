@@ -6,10 +6,11 @@ case it was at, which is reported as failed; another process goes on with the re
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,24 @@ def default_jobs(kind: str) -> int:
     return 1 if kind == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
+def most_jobs() -> int:
+    """Processes that --jobs may ask for: more only take memory."""
+    return max(8, 2 * (os.cpu_count() or 1))
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Keep Ctrl-C until the end of the block; processes started in it do not get it (they inherit the mask)."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run_in_processes(
     check: Check, source: Callable[[], Families], jobs: int, progress: Callable[[int, int], None]
 ) -> None:
@@ -58,9 +77,10 @@ def run_in_processes(
     def start(share: Share) -> None:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(theirs, share), daemon=True)
-        process.start()
+        with _held_back():
+            process.start()
+            running[ours] = (process, share, [])
         theirs.close()
-        running[ours] = (process, share, [])
 
     try:
         for first in range(jobs):

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,46 @@ from typing import TextIO
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 EXTRAS = {"tokenizers": "chat", "jinja2": "chat", "huggingface_hub": "chat", "wgpudawn": "dawn", "matplotlib": "bench"}
 PIPE_CLOSED, INTERRUPTED, USER_ERROR = 141, 130, 2  # exit codes; the first two are what a shell reports for the signals
+
+
+def check_outputs(**paths: str | None) -> None:
+    """Files that options name: whether they can be written, said before the work. Raises ValueError."""
+    seen: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path)
+        folder = os.path.dirname(place)
+        reason = ""
+        if not path:
+            reason = "this is no file name"
+        elif os.path.isdir(place):
+            reason = "this is a folder; give a file in it"
+        elif os.path.exists(path) and not os.path.isfile(path):
+            continue  # /dev/stdout
+        elif not os.path.isdir(folder):
+            reason = f"there is no folder {folder}; make it first"
+        elif len(os.path.basename(place).encode("utf-8", "surrogateescape")) > 255:
+            reason = "this file name is too long"
+        elif os.path.exists(place):
+            if not os.access(place, os.W_OK):
+                reason = "this file may not be written; give another one"
+        elif not _takes_files(folder):
+            reason = f"the folder {folder} may not be written to; give another one"
+        elif place in seen:
+            reason = f"--{seen[place]} writes the same file; give another one"
+        if reason:
+            raise ValueError(f"--{option} {path or repr(path)}: {reason}")
+        seen[place] = option
+
+
+def _takes_files(folder: str) -> bool:
+    """Whether a file can be made there; permissions do not say it for root, /proc and read-only file systems."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu.folders import write_whole
+
 if TYPE_CHECKING:
     from gpu.tracing import Event, Profile
 
@@ -48,7 +50,7 @@ def trace_of(profile: Profile, *, title: str = "anygpu", facts: dict[str, Any] |
 
 def write(profile: Profile, path: Path, **options: Any) -> None:
     """Write trace_of(profile, ...) to a file. Raises OSError."""
-    path.write_text(json.dumps(trace_of(profile, **options)), encoding="utf-8")
+    write_whole(path, json.dumps(trace_of(profile, **options)))
 
 
 def named(process: int, name: str, threads: dict[int, str], order: int) -> list[dict[str, Any]]:

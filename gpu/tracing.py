@@ -432,9 +432,10 @@ class Profile:
 
     def to_html(self, path: str | Path, *, title: str = "anygpu profile") -> None:
         """Write a page that needs nothing else: a timeline, a roofline and a table."""
+        from gpu.folders import write_whole
         from gpu.page import Page
 
-        Path(path).write_text(Page(title).profile(self).html(), encoding="utf-8")
+        write_whole(path, Page(title).profile(self).html())
 
 
 HOST_WORK = ("encode", "submit", "wait", "upload", "compile")

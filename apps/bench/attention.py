@@ -61,10 +61,9 @@ def cases(caps: Capabilities, *, dtypes: set[str] | None, shape: tuple[int, ...]
     """Every row for this device. shape: (batch, heads, tokens, head size)."""
     wanted = {"f16", "f32"} & (dtypes or {"f16", "f32"})
     if shape is not None:
-        if len(shape) != 4:
-            raise ValueError(f"--shape for attention is BATCHxHEADSxTOKENSxSIZE, got {'x'.join(map(str, shape))}")
+        batch, heads, length, dim = shape
         for dtype in sorted(wanted):
-            yield from (flash(Heads(*shape, dtype, causal)) for causal in (False, True))
+            yield from (flash(Heads(batch, heads, length, dim, dtype, causal)) for causal in (False, True))
         return
     small = caps.kind == "cpu"
     batch, heads, length = (1, 2, 256) if small else (4, 16, 4096)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import term
@@ -25,6 +25,13 @@ SUITES = {"dispatch": 0.06, "gemm": 0.33, "attention": 0.13, "gemv": 0.2, "memor
 ALIASES = {"decode": "llm", "record": "dispatch"}
 DEFAULT_BUDGET = 150.0  # seconds of `all`
 FORMAT = 2  # of the JSON
+LENGTHS = {  # of --shape
+    "gemm": ((3, 4), "MxNxK or BATCHxMxNxK"),
+    "gemv": ((2, 3), "NxK or BATCHxNxK"),
+    "attention": ((4,), "BATCHxHEADSxTOKENSxSIZE"),
+    "memory": ((2,), "ROWSxCOLUMNS"),
+}
+MAX_EXTENT = (1 << 31) - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
 
         old = load(args.compare)
     if args.plot:
-        from apps.bench.plot import require
+        from apps.bench.plot import check
 
-        require()  # before anything is measured
+        check(args.plot)  # before anything is measured
     quiet = args.json == "-"
     say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     budget = Budget(args.budget if args.budget is not None else DEFAULT_BUDGET if options.what == "all" else None)
@@ -183,10 +190,12 @@ def compared(
 
 def written(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """The report and its picture where they were asked for."""
+    from gpu.folders import write_whole
+
     if args.json == "-":
         print(json.dumps(report))
     elif args.json:
-        Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_whole(args.json, json.dumps(report, indent=1) + "\n")
     if args.plot and report.get("ceilings"):
         from apps.bench import plot
 
@@ -200,8 +209,9 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
             raise ValueError(f"--{option} must be a whole number over 0, got {getattr(args, option)}")
     if args.budget is not None and not args.budget > 0:
         raise ValueError(f"--budget must be seconds over 0, got {args.budget:g}")
-    if args.fail_over is not None and (args.compare is None or args.fail_over < 0):
+    if args.fail_over is not None and (args.compare is None or not args.fail_over >= 0):
         raise ValueError("--fail-over is percent, 0 or more, and goes with --compare OLD.json")
+    term.check_outputs(json=None if args.json == "-" else args.json, plot=args.plot)
     what = ALIASES.get(args.what, args.what)
     dtypes = None
     if args.dtype:
@@ -209,22 +219,30 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
 
         dtypes = {word.strip().lower() for word in args.dtype.split(",")}
         if unknown := sorted(dtypes - set(FORMATS)):
-            raise ValueError(f"--dtype {unknown[0]}: known are {', '.join(FORMATS)}")
+            raise ValueError(f"--dtype {unknown[0] or repr('')}: known are {', '.join(FORMATS)}")
     shape = None
     if args.shape:
         if what in ("all", "dispatch", "llm"):
             raise ValueError(f"--shape goes with one of gemm, gemv, attention and memory, not with {what}")
-        parts = args.shape.lower().split("x")
-        if not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise ValueError(
-                f"--shape {args.shape}: expected whole numbers over 0 with x between them, such as 4096x4096"
-            )
-        shape = tuple(int(part) for part in parts)
+        shape = _shape(str(what), args.shape)
     against = args.against.split(",") if args.against is not None else None
     for name in against or ():
         if name not in ("torch", "numpy", "none") and name.partition("=")[0] != "llama.cpp":
             raise ValueError(f"--against {name}: expected torch, numpy, none, llama.cpp or llama.cpp=URL")
     return argparse.Namespace(what=what, dtypes=dtypes, shape=shape, against=against)
+
+
+def _shape(what: str, text: str) -> tuple[int, ...]:
+    parts = text.lower().split("x")
+    if not all(re.fullmatch("0*[1-9][0-9]*", part) for part in parts):
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        raise ValueError(f"--shape {shown}: expected whole numbers over 0 with x between them, such as 4096x4096")
+    if any(len(part) > 10 or int(part) > MAX_EXTENT for part in parts):
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        raise ValueError(f"--shape {shown}: no extent may be over {MAX_EXTENT:,}, what shaders count to")
+    if len(parts) not in LENGTHS[what][0]:
+        raise ValueError(f"--shape for {what} is {LENGTHS[what][1]}, got {text}")
+    return tuple(int(part) for part in parts)
 
 
 def opened(args: argparse.Namespace) -> tuple[dict[str, Any], Device]:

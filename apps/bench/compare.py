@@ -10,6 +10,7 @@ from typing import Any
 
 from apps import term
 
+MADE_BY = "it takes what `anygpu bench SUITE --json FILE` writes"
 LOSS = 0.05  # a row that lost more is flagged
 SAME = ("device", "driver", "backend", "checked", "tuning")  # what ratios depend on besides the code
 
@@ -37,14 +38,23 @@ class Pair:
 
 def load(path: str) -> dict[str, Any]:
     """An earlier run. Raises ValueError where the file is none."""
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        report = json.loads(text)
-    except ValueError as error:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--compare {path}: this is no JSON ({error})") from error
     if not isinstance(report, dict) or not isinstance(report.get("rows"), list):
-        raise ValueError(f"--compare {path}: no rows in it; it takes what `anygpu bench SUITE --json FILE` writes")
+        raise ValueError(f"--compare {path}: no rows in it; {MADE_BY}")
+    for number, row in enumerate(report["rows"], 1):
+        if not _is_row(row):
+            raise ValueError(f"--compare {path}: row {number} is not one of a benchmark; {MADE_BY}")
     return report
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("suite", "key", "status")):
+        return False
+    times = [row.get(name) for name in ("low", "seconds", "high")] if row["status"] == "ok" else []
+    return all(isinstance(t, int | float) and not isinstance(t, bool) and 0 < t < 1e9 for t in times)
 
 
 def pairs(old: dict[str, Any], new: dict[str, Any]) -> list[Pair]:

@@ -39,8 +39,6 @@ def cases(caps: Capabilities, *, dtypes: set[str] | None, shape: tuple[int, ...]
     """Every row for this device. shape: (N, K), rows and columns of the weight, or (batch, N, K)."""
     shapes, batches = SHAPES[caps.kind], BATCHES
     if shape is not None:
-        if len(shape) not in (2, 3):
-            raise ValueError(f"--shape for gemv is NxK or BATCHxNxK, got {'x'.join(map(str, shape))}")
         shapes, batches = (shape[-2:],), shape[:-2] or BATCHES
     formats = [f for f in FORMATS if dtypes is None or f in dtypes]
     for rows, cols in shapes:

@@ -12,6 +12,7 @@ prompt in one batch, then one token at a time. This file is also that process:
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import importlib.util
 import json
@@ -52,16 +53,21 @@ class Server:
     def __init__(self, url: str) -> None:
         self.url = url
         try:
-            props = self._ask("/props", None)
-        except (OSError, ValueError) as error:
+            props = self._ask("/props", None, timeout=10.0)
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise ValueError(f"--against llama.cpp={url}: no llama-server answers there ({error})") from error
-        self.name = f"llama.cpp {props.get('build_info', '')} with {Path(props.get('model_path', '?')).name} at {url}"
+        self.name = (
+            f"llama.cpp {props.get('build_info', '')} with {Path(str(props.get('model_path', '?'))).name} at {url}"
+        )
 
-    def _ask(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    def _ask(self, path: str, body: dict[str, Any] | None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            return json.loads(answer.read())
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            found = json.loads(answer.read())
+        if not isinstance(found, dict):
+            raise ValueError(f"its answer to {path} is {str(found)[:40]!r}, not an object")
+        return found
 
     def rates(self, model: Path, *, prompt: int, prompts: list[int], tokens: int, runs: int) -> dict[str, float]:
         """Tokens a second: "decode" after `prompt`, and of each prompt length."""

@@ -15,6 +15,8 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
+from subprocess import SubprocessError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -307,7 +309,7 @@ def _beside(peer: Any, file: Any, plan: Plan, rows: list[Row], report: dict[str,
         theirs = peer.rates(
             file.path, prompt=plan.prompt, prompts=list(plan.prompts), tokens=plan.tokens, runs=plan.runs
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, HTTPException, SubprocessError) as error:
         rows[0].note = f"{peer.short}: {error}"
         return
     report["peer_rates"] = theirs

@@ -108,8 +108,6 @@ ROW_RESULTS = ("sum of rows",)
 def cases(caps: Capabilities, *, dtypes: set[str] | None, shape: tuple[int, ...] | None) -> Iterator[Case]:
     """Every row for this device. shape: (rows, columns)."""
     wanted = dtypes or {"f32", "f16"}
-    if shape is not None and len(shape) != 2:
-        raise ValueError(f"--shape for memory is ROWSxCOLUMNS, got {'x'.join(map(str, shape))}")
     small = caps.kind == "cpu"
     sizes = [shape] if shape else [(256, 1024)] if small else [(16384, 4096), (4096, 4096)]
     for i, (r, c) in enumerate(sizes):

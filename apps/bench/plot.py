@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
+from pathlib import Path
 from typing import Any
+
+from gpu.folders import write_whole
 
 COLOURS = {"gemm": "#1f77b4", "gemv": "#ff7f0e", "attention": "#2ca02c", "memory": "#9467bd", "llm": "#d62728"}
 BARS = 40  # rows of the right half
@@ -14,6 +18,15 @@ def require() -> Any:
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     return matplotlib
+
+
+def check(path: str) -> None:
+    """Whether a picture can be written in the format that the ending of `path` names. Raises ValueError, as require."""
+    require()
+    formats = importlib.import_module("matplotlib.figure").Figure().canvas.get_supported_filetypes()
+    ending = Path(path).suffix[1:].lower()
+    if ending not in formats:
+        raise ValueError(f"--plot {path}: no picture format has this ending; expected .png, .svg or .pdf")
 
 
 def draw(report: dict[str, Any], path: str) -> None:
@@ -28,7 +41,9 @@ def draw(report: dict[str, Any], path: str) -> None:
         _bars(right, rows)
         figure.suptitle(f"{report['device']}, {report['backend']}, driver {report['driver']}", fontsize=10)
         figure.tight_layout()
-        figure.savefig(path, dpi=110)
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=110, format=Path(path).suffix[1:].lower())
+        write_whole(path, picture.getvalue())
     finally:
         pyplot.close(figure)
 

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from apps.trace import tell
     from apps.trace.request import follow
+    from gpu.folders import write_whole
     from nn.generate.engine import GenerationError
 
     prompt = " ".join(args.prompt)
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         tell.write_chrome(request, Path(args.out))
     if args.html:
-        Path(args.html).write_text(tell.page(request, layers=args.layers), encoding="utf-8")
+        write_whole(args.html, tell.page(request, layers=args.layers))
     if args.json:
         unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         print(json.dumps(tell.as_json(request), ensure_ascii=not unicode))
@@ -76,10 +77,7 @@ def _check(args: argparse.Namespace, prompt: str) -> None:
         raise ValueError("the prompt is empty: give the model something to answer")
     if args.raw and args.system is not None:
         raise ValueError("--raw completes the prompt as it is; --system belongs to a conversation")
-    for option in ("out", "html"):
-        path = getattr(args, option)
-        if path is not None and not Path(path).absolute().parent.is_dir():
-            raise ValueError(f"--{option} {path}: there is no folder {Path(path).absolute().parent}; make it first")
+    term.check_outputs(out=args.out, html=args.html)
 
 
 def _load(args: argparse.Namespace) -> LLM:

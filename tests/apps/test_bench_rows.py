@@ -192,6 +192,9 @@ def test_bounds_are_the_larger_of_two_times():
         (["gemv", "--shape", "4x4x4x4"], "--shape for gemv is NxK or BATCHxNxK"),
         (["gemm", "--shape", "4x-1x4"], "expected whole numbers over 0 with x between them"),
         (["all", "--shape", "4x4x4"], "--shape goes with one of gemm, gemv, attention and memory, not with all"),
+        (["gemm", "--shape", "²x3x4"], "--shape ²x3x4: expected whole numbers over 0"),
+        (["gemm", "--shape", "9" * 5000 + "x1x1"], "no extent may be over 2,147,483,647"),
+        (["memory", "--shape", "3"], "--shape for memory is ROWSxCOLUMNS, got 3"),
         (["gemm", "--dtype", "f64"], "--dtype f64: known are f32, f16, bf16"),
         (["memory", "--dtype", "q4_0"], "bench memory: nothing is left of it"),
         (["gemm", "--against", "cublas"], "--against cublas: expected torch, numpy, none, llama.cpp"),
@@ -204,6 +207,40 @@ def test_bounds_are_the_larger_of_two_times():
 def test_what_cannot_be_measured_is_refused(capsys, arguments, words):
     assert cli.main(["bench", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", "this is no JSON"),
+        ("\xff", "this is no JSON"),
+        ("[" * 100_000, "this is no JSON"),
+        ('{"rows": [1]}', "row 1 is not one of a benchmark"),
+        ('{"rows": [{"suite": "gemm", "key": "a", "status": "ok"}]}', "row 1 is not one of a benchmark"),
+        (
+            '{"rows": [{"suite": "gemm", "key": "a", "status": "ok", "low": 1, "seconds": 0, "high": 1}]}',
+            "row 1 is not one of a benchmark",
+        ),
+    ],
+)
+def test_a_foreign_file_is_refused_before_anything_is_measured(capsys, tmp_path, text, words):
+    (tmp_path / "old.json").write_bytes(text.encode("latin-1"))
+    assert cli.main(["bench", "gemm", "--compare", str(tmp_path / "old.json")]) == 2
+    err = capsys.readouterr().err
+    assert f"--compare {tmp_path / 'old.json'}: " in err and words in err
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(capsys, tmp_path, option):
+    assert cli.main(["bench", "gemm", option, str(tmp_path / "none" / "x.png")]) == 2
+    assert f"there is no folder {tmp_path / 'none'}; make it first" in capsys.readouterr().err
+
+
+def test_a_picture_of_an_unknown_format_is_refused(capsys, tmp_path):
+    pytest.importorskip("matplotlib", reason="the picture needs anygpu[bench]")
+    assert cli.main(["bench", "gemm", "--plot", str(tmp_path / "x.doc")]) == 2
+    assert "no picture format has this ending; expected .png, .svg or .pdf" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_json_compare_and_status(capsys, tmp_path, monkeypatch):

@@ -46,3 +46,5 @@ def test_jobs(capsys):
     assert default_jobs("cpu") == 1 and 1 <= default_jobs("gpu") <= 8
     assert cli.main(["check", "--jobs", "0"]) == 2
     assert "--jobs must be a whole number over 0" in capsys.readouterr().err
+    assert cli.main(["check", "--jobs", "99999"]) == 2
+    assert "--jobs 99999: each opens devices of its own; at most" in capsys.readouterr().err

@@ -231,3 +231,21 @@ def test_a_full_disk_is_said():
     with open("/dev/full", "wb") as full:
         process = python("print('lost')", stdout=full)
         assert finish(process) == (2, "", "anygpu: the output could not be written: no space left on its device\n")
+
+
+def test_outputs_are_looked_at_beforehand(tmp_path):
+    def refused(**paths):
+        with pytest.raises(ValueError) as error:
+            term.check_outputs(**paths)
+        return str(error.value)
+
+    good = str(tmp_path / "a.json")
+    term.check_outputs(json=good, out=None, plot="/dev/null" if os.path.exists("/dev/null") else None)
+    assert not list(tmp_path.iterdir())
+    assert refused(json="") == "--json '': this is no file name"
+    assert refused(json=str(tmp_path)).endswith("this is a folder; give a file in it")
+    assert refused(json=str(tmp_path / "b" / "c")).endswith(f"there is no folder {tmp_path / 'b'}; make it first")
+    assert refused(out=good, html=good) == f"--html {good}: --out writes the same file; give another one"
+    assert refused(out=str(tmp_path / ("x" * 300))).endswith("this file name is too long")
+    if os.path.isdir("/proc"):
+        assert refused(out="/proc/x").endswith("the folder /proc may not be written to; give another one")
