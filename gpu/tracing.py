@@ -27,11 +27,10 @@ from gpu.ceilings import Ceilings, measure
 from gpu.device import Device
 from gpu.errors import GpuError
 from gpu.roofline import Roof, Row, roof_of, rows_of, table_of
-from gpu.work import Cost
+from gpu.work import Cost, costed, joined, placed, spread
 
 if TYPE_CHECKING:
     from gpu.recorder import Plan
-    from gpu.work import Scope
 
 DRAIN = 512  # submits whose timestamps wait to be read, before some are
 PASSES = 256  # compute passes described at first; more when a submit needs them
@@ -282,7 +281,7 @@ class Profile:
             self._add_events([(i, self.submits[i], times[i]) for i in group if len(times[i])])
         for made in self.submits:
             assert made.plan is not None
-            named = (_named(scope) for scope in made.plan.scopes[made.first : made.first + made.count])
+            named = (placed(scope) for scope in made.plan.scopes[made.first : made.first + made.count])
             made.turns = max(1, made.count // max(made.plan.period, 1))
             made.kinds = frozenset(scope.kind for scope in named if scope is not None)
             made.plan = None
@@ -326,10 +325,10 @@ class Profile:
         costs = spread([(plan.scopes[i], i // plan.period) for _, i in chosen], lasted, state)
         for (number, i), start, seconds, cost in zip(chosen, pairs[:, 0].tolist(), lasted.tolist(), costs, strict=True):
             kernel, inner = plan.kernels[i], plan.scopes[i]
-            scope = _named(inner)
+            scope = placed(inner)
             self.events.append(
                 Event(
-                    name=kernel.label if scope is None else scope.name if scope is inner else _joined(scope, inner),
+                    name=kernel.label if scope is None else scope.name if scope is inner else joined(scope, inner),
                     path="" if scope is None else scope.path,
                     kind="other" if inner is None else inner.kind,
                     kernel=kernel.label,
@@ -351,7 +350,7 @@ class Profile:
         assert made.plan is not None
         scopes = made.plan.scopes[made.first : made.first + made.count]
         turns = [(made.first + i) // made.plan.period for i in range(made.count)]
-        owners = [_costed(scope, made.state) for scope in scopes]
+        owners = [costed(scope, made.state) for scope in scopes]
         counted = dict.fromkeys((owner, turn) for owner, turn in zip(owners, turns) if owner is not None)
         known = [owner.cost(made.state, turn) or Cost() for owner, turn in counted]
         complete = alone and None not in owners
@@ -486,43 +485,3 @@ def _least(device: Device) -> float:
     assert ticks is not None
     period = device.backend.timestamp_period(device.raw) * 1e-9
     return float(np.median(ticks[:, 1] - ticks[:, 0])) * period
-
-
-# --- costs of scopes over dispatches ---------------------------------------------------------------------------------
-
-
-def _upward(scope: Scope | None) -> Iterator[Scope]:
-    while scope is not None:
-        yield scope
-        scope = scope.parent
-
-
-def _costed(scope: Scope | None, state: bytes | None) -> Scope | None:
-    """The nearest scope around a dispatch that says what it costs."""
-    return next((s for s in _upward(scope) if s.cost(state) is not None), None)
-
-
-def _named(scope: Scope | None) -> Scope | None:
-    """The nearest scope with a place in a model; the nearest one at all where there is none."""
-    return next((s for s in _upward(scope) if s.path), scope)
-
-
-def _joined(scope: Scope, inner: Scope | None) -> str:
-    return scope.name if inner is None else f"{scope.name}: {inner.name}"
-
-
-def spread(scopes: Sequence[tuple[Scope | None, int]], seconds: np.ndarray, state: bytes | None) -> list[Cost | None]:
-    """The cost of each dispatch: that of the nearest scope which says one, shared by time among those it is nearest
-    to. scopes: of each dispatch, with the number of its turn where a plan is repeated."""
-    owners = [None if (owner := _costed(scope, state)) is None else (owner, turn) for scope, turn in scopes]
-    spent: dict[tuple[Scope, int], float] = {}
-    count: dict[tuple[Scope, int], int] = {}
-    for owner, took in zip(owners, seconds.tolist(), strict=True):
-        if owner is not None:
-            spent[owner] = spent.get(owner, 0.0) + took
-            count[owner] = count.get(owner, 0) + 1
-    costs = {(scope, turn): scope.cost(state, turn) or Cost() for scope, turn in spent}
-    return [
-        None if owner is None else costs[owner] * (took / spent[owner] if spent[owner] > 0 else 1 / count[owner])
-        for owner, took in zip(owners, seconds.tolist(), strict=True)
-    ]

@@ -12,11 +12,13 @@ that of the dispatches which are in no inner scope with a cost of its own; sever
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from gpu.device import Device
 
 
@@ -81,3 +83,44 @@ _NOTHING = contextlib.nullcontext()
 def watched(device: Device, name: str, **details: Any) -> contextlib.AbstractContextManager[Any]:
     """A stretch of host time that a profile of the device shows, where there is one."""
     return _NOTHING if device.profile is None else device.profile.span(name, **details)
+
+
+# --- costs of scopes over dispatches ---------------------------------------------------------------------------------
+
+
+def _outward(scope: Scope | None) -> Iterator[Scope]:
+    while scope is not None:
+        yield scope
+        scope = scope.parent
+
+
+def costed(scope: Scope | None, state: bytes | None) -> Scope | None:
+    """The nearest scope around a dispatch that says what it costs."""
+    return next((s for s in _outward(scope) if s.cost(state) is not None), None)
+
+
+def placed(scope: Scope | None) -> Scope | None:
+    """The nearest scope with a place in a model; the nearest one at all where there is none."""
+    return next((s for s in _outward(scope) if s.path), scope)
+
+
+def joined(scope: Scope, inner: Scope | None) -> str:
+    """The name of a dispatch of an inner scope: both names."""
+    return scope.name if inner is None else f"{scope.name}: {inner.name}"
+
+
+def spread(scopes: Sequence[tuple[Scope | None, int]], seconds: np.ndarray, state: bytes | None) -> list[Cost | None]:
+    """The cost of each dispatch: that of the nearest scope which says one, shared by time among those it is nearest
+    to. scopes: of each dispatch, with the number of its turn where a plan is repeated."""
+    owners = [None if (owner := costed(scope, state)) is None else (owner, turn) for scope, turn in scopes]
+    spent: dict[tuple[Scope, int], float] = {}
+    count: dict[tuple[Scope, int], int] = {}
+    for owner, took in zip(owners, seconds.tolist(), strict=True):
+        if owner is not None:
+            spent[owner] = spent.get(owner, 0.0) + took
+            count[owner] = count.get(owner, 0) + 1
+    costs = {(scope, turn): scope.cost(state, turn) or Cost() for scope, turn in spent}
+    return [
+        None if owner is None else costs[owner] * (took / spent[owner] if spent[owner] > 0 else 1 / count[owner])
+        for owner, took in zip(owners, seconds.tolist(), strict=True)
+    ]

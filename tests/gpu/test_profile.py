@@ -17,7 +17,8 @@ from gpu.chrome import trace_of
 from gpu.native import PublicCalls
 from gpu.page import Page, nesting
 from gpu.roofline import quantity, roof_of
-from gpu.tracing import Event, spread
+from gpu.tracing import Event
+from gpu.work import spread
 
 PEAK = Ceilings(1e9, 1e10, None, 1e-6, True)
 TEXT = """
