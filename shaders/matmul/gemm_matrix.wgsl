@@ -3,9 +3,9 @@
 // For every TILE_K values of k it copies both operands to workgroup memory, in the order they are stored in; what lies outside
 // counts as 0. The next tile is on its way to registers meanwhile. A lane copies two halves at a time: neighbours then write
 // neighbouring words, where 16 bytes a lane meet four to a bank (H200, 4096 cubed, sizes built in: 267 to 240 TFLOP/s).
-// Eight halves between rows keep the loads of matrices off each other's banks. Sums cannot be indexed, so results pass through a strip of
-// workgroup memory. Any m, n, k (k = 0 gives zeros).
-// Matrices and copies have names, so that no driver has to unroll a loop to keep them in registers.
+// Eight halves between rows keep the loads of matrices off each other's banks. Sums cannot be indexed, so results pass through
+// a strip of workgroup memory. Matrices and copies have names, so that no driver has to unroll a loop to keep them in registers.
+// Any m, n, k (k = 0 gives zeros). Operands and result: the part `halves`, whose strides are in dense_params.wgsl.
 // Grid: batches * ceil(m / TILE_M) * ceil(n / TILE_N) workgroups, GROUP tiles of a column together, so that caches see them.
 const TILE_M: u32 = 128u;
 const TILE_N: u32 = 128u;
