@@ -7,7 +7,6 @@ ratio of two times measured in one process. Kernels are those of shaders/measure
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,6 @@ WARM_SECONDS = 0.3  # clocks of an idle GPU are low; this is how long they are g
 LEAST_SECONDS = {"gpu": 2e-3, "cpu": 20e-3}  # of a timed piece of arithmetic
 MATRIX, MATRIX_SIDE, MATRIX_SUBGROUPS = 16, 4, 4  # a subgroup holds SIDE x SIDE sums of MATRIX x MATRIX
 COPY_BYTES = {"gpu": 256 << 20, "cpu": 64 << 20}  # larger than the caches in front of the memory
-
-_known: weakref.WeakKeyDictionary[Device, Ceilings] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -57,9 +54,9 @@ def measure(device: Device, *, again: bool = False) -> Ceilings:
 
     Allocates two buffers of up to 256 MB (64 MB on software drivers) for the time of the call.
     """
-    if again or device not in _known:
-        _known[device] = _measure(device)
-    return _known[device]
+    if again or device.ceilings is None:
+        device.ceilings = _measure(device)
+    return device.ceilings
 
 
 def _measure(device: Device) -> Ceilings:

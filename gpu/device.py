@@ -24,6 +24,7 @@ from gpu.tune import Tuner
 from gpu.work import watched
 
 if TYPE_CHECKING:
+    from gpu.ceilings import Ceilings
     from gpu.tracing import Profile
 
 # The limits every WebGPU implementation gives (the specification's defaults); ANYGPU_LIMITS=default asks for no more.
@@ -197,6 +198,7 @@ class Device:
         self.fold_at = caps.max_workgroups  # grids of one number above it are folded into rows; checks lower it
         self.counters = Counters()
         self.profile: Profile | None = None  # who watches: gpu.profile
+        self.ceilings: Ceilings | None = None  # once measured: gpu.ceilings.measure
         self._all.add(self)
         self.memory = Memory(self, canary=canary)
         self.kernels = KernelCache(self)

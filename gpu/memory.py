@@ -168,7 +168,9 @@ class Memory:
         counters = device.counters
         if self._ceiling is not None and counters.bytes_live + capacity > self._ceiling:
             over = counters.bytes_live + capacity - self._ceiling
-            raise LimitExceeded(f"alloc: {nbytes:,} bytes more are {over:,} over what may be allocated here")
+            raise LimitExceeded(
+                f"alloc: {nbytes:,} bytes more are {over:,} over what may be allocated here; at_most set that"
+            )
         if free:
             raw = free.pop()
             counters.bytes_pooled -= capacity
