@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpu import Device, Plan
 
 SPREAD = 0.02  # batches agree when the middle half of them lies within this share of the median
+HOT = 1.05  # a GPU counts as warm when work of known length takes no longer than this times its least
 BATCH_SECONDS = 0.01  # what a batch should last at least: timestamps tick in microseconds on some devices
 LONGEST_BATCH = 0.15  # and at most, where a call allows it: drivers of laptops kill a submit that runs for seconds
 MOST_DISPATCHES = 4000  # a batch: encoding takes host time
@@ -68,6 +69,7 @@ class Stopwatch:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.clock = "gpu" if device.caps.timestamps else "wall"
+        self._spin: tuple[Plan, int, float] | None = None  # work of known length: plan, rounds, the least seconds seen
         if device.caps.timestamps:
             raw, module = device.raw, device.backend.module
             with device.backend.errors("bench"):
@@ -115,8 +117,27 @@ class Stopwatch:
         self.device.wait()
         return time.perf_counter() - start
 
+    def heat(self) -> None:
+        """Keep a GPU busy until work of known length takes as little time as it ever did, a second at most.
+
+        A GPU that idled while the host made inputs runs at a fraction of its clock, and does so steadily for a while:
+        that two batches agree says nothing about it.
+        """
+        if self._spin is None:
+            return
+        plan, rounds, least = self._spin
+        end = time.perf_counter() + 1.0
+        while (now := self.batch([plan], rounds)) > HOT * least and time.perf_counter() < end:
+            pass
+        self._spin = plan, rounds, min(now, least)
+
+    def learn(self, plan: Plan, rounds: int, seconds: float) -> None:
+        """Take this plan, run so many times in so many seconds on a warm device, as the work that `heat` does."""
+        self._spin = plan, rounds, seconds
+
     def time(self, plans: Sequence[Plan], *, limit: float, calls: int = 1) -> Sample:
         """Seconds of one call, of which each plan holds `calls`. limit: seconds for warming and measuring together."""
+        self.heat()
         begin = time.perf_counter()
         per_round = len(plans) * calls
         once = max(self.batch(plans, 1), 1e-7)
@@ -147,11 +168,13 @@ def warm(device: Device, watch: Stopwatch, *, limit: float) -> None:
     plan = record.plan()
     once = max(watch.batch([plan], 1), 1e-6)
     rounds = int(min(max(0.05 / once, 1), 200))
-    end, before, agreed = time.perf_counter() + limit, 0.0, 0
+    end, before, agreed, least = time.perf_counter() + limit, 0.0, 0, float("inf")
     while agreed < 3 and time.perf_counter() < end:
         now = watch.batch([plan], rounds)
         agreed = agreed + 1 if abs(now - before) < SPREAD * now else 0
-        before = now
+        before, least = now, min(now, least)
+    if device.caps.kind == "gpu" and watch.clock == "gpu":
+        watch.learn(plan, max(rounds // 5, 1), least / rounds * max(rounds // 5, 1))
 
 
 _SPIN = """@group(0) @binding(0) var<storage, read_write> a: array<f32>;

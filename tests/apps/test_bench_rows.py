@@ -325,3 +325,21 @@ def test_attention_takes_no_memory_beside_its_operands(runner, monkeypatch):
     assert 1.0 <= row.extra["bytes_taken"] <= attention.MEMORY
     row = runner.case(attention.flash(replace(heads, causal=False), unfused=True, memory=True), {})
     assert row.status == "wrong" and "times the bytes of inputs and outputs are taken" in row.note
+
+
+def test_a_gpu_that_idled_is_heated_until_known_work_takes_its_least_time(device, monkeypatch):
+    """A clock that is low but steady is not taken for a warm one, and a device that stays slow ends the wait."""
+    watch = Stopwatch(device)
+    watch.heat()  # nothing learnt: nothing to do
+    watch.learn("spin", 3, 0.010)
+    seconds = iter([0.057] * 6 + [0.0104])
+    monkeypatch.setattr(watch, "batch", lambda plans, rounds: next(seconds))
+    watch.heat()
+    with pytest.raises(StopIteration):
+        next(seconds)
+    watch.learn("spin", 3, 0.010)
+    ticks = iter(np.arange(0.0, 5.0, 0.3))
+    monkeypatch.setattr("apps.bench.measure.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(watch, "batch", lambda plans, rounds: 0.057)
+    watch.heat()
+    assert next(ticks) < 2.0

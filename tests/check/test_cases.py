@@ -44,7 +44,7 @@ def test_names_are_unique_and_the_order_is_fixed():
 def test_shaders_that_cases_name_are_there():
     files = set(dry.shader_files())
     for case in CASES:
-        assert case.shaders and set(case.shaders) <= files, case.name
+        assert set(case.shaders) <= files, case.name
 
 
 def test_every_file_is_named_by_a_case():
@@ -66,7 +66,8 @@ def test_every_function_is_reached_by_a_case(seen):
 
 
 def test_cases_run_a_shader_that_they_name(seen):
-    """Names are what --filter and a bug report go by."""
+    """Names are what --filter and a bug report go by. A case that names none runs generated kernels alone."""
     for case in CASES:
         if case.name in seen:
-            assert set(case.shaders) & seen[case.name].files, f"{case.name} runs {sorted(seen[case.name].files)}"
+            files = seen[case.name].files
+            assert set(case.shaders) & files if case.shaders else not files, f"{case.name} runs {sorted(files)}"
