@@ -64,11 +64,12 @@ def run(args: argparse.Namespace) -> int:
             if not work:
                 raise ValueError(f"--model {args.model}: it uses no kernel family that is tuned")
             verdicts = _measure(device, work, args.budget)
+            lacking = len(work) - len(verdicts) if args.shapes else 0  # a line in the log has said why
         else:
-            verdicts = []
+            verdicts, lacking = [], 0
         report = collect(device, verdicts)
     print(json.dumps(report, indent=2, ensure_ascii=False) if args.json else as_text(report))
-    return 0
+    return 1 if lacking else 0
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
@@ -123,11 +124,36 @@ def parse_shape(family: Family[Any, Any], device: Device, text: str) -> Any:
     wanted = [n for n, f in fields.items() if f.default is dataclasses.MISSING and n not in given]
     if wanted:
         raise ValueError(f"--shapes {text}: {', '.join(wanted)} not given")
-    return type(example)(**given)
+    shape = type(example)(**given)
+    if problem := _problem(family, device, shape):
+        raise ValueError(f"--shapes {text}: {problem}")
+    return shape
+
+
+def _problem(family: Family[Any, Any], device: Device, shape: Any) -> str:
+    """Why no call can have this shape here; empty if one can."""
+    from nn.models.load import default_memory
+    from nn.ops.attention import MAX_HEAD
+
+    heads, shared, size = (getattr(shape, name, 1) for name in ("heads", "kv_heads", "d"))
+    if heads % shared:
+        return f"heads={heads} is no multiple of kv_heads={shared}"
+    if size > MAX_HEAD:
+        return f"d={size}; heads have 1 to {MAX_HEAD} features"
+    try:
+        need, room = family.nbytes(shape) if family.nbytes else 0, default_memory(device)
+    except ValueError as error:
+        return str(error)
+    return f"takes {term.size_text(need)}, this device is given {term.size_text(room)}" if need > room else ""
 
 
 def _value(text: str, name: str, value: str, like: Any) -> Any:
     if isinstance(like, str):
+        from nn.quant.formats import FORMATS
+
+        known = list(FORMATS) if name == "format" else ["f32", "f16"]
+        if value not in known:
+            raise ValueError(f"--shapes {text}: {name}={value}; expected one of {', '.join(known)}")
         return value
     try:
         found = ast.literal_eval(value)

@@ -124,12 +124,14 @@ class Recorder:
                 return (n, 1, 1)
             rows = -(-n // row)
             if rows > limit:
-                raise LimitExceeded(f"{kernel.label}: {n:,} workgroups are more than {limit} x {limit}")
+                raise LimitExceeded(f"{kernel.label}: {n:,} workgroups are more than {limit} x {limit}; split the call")
             return (-(-n // rows), rows, 1)
         x, y, z = (*(int(n) for n in sizes), 1, 1)[:3]
         counts = (x, y, z)
         if max(counts) > limit:
-            raise LimitExceeded(f"{kernel.label}: grid {counts}, at most {limit} workgroups a dimension; fold it")
+            raise LimitExceeded(
+                f"{kernel.label}: grid {counts}, at most {limit} workgroups a dimension; split or fold it"
+            )
         return counts
 
 

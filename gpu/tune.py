@@ -216,14 +216,16 @@ class Tuner:
         finally:
             self._measuring = False
             device.memory.trim()
+        key = (family.name, family.shape_class(shape), family.code(variants))
+        known = self.table.get(key)
         entry = tune_store.Entry(
             family=family.name,
-            shape_class=family.shape_class(shape),
-            code=family.code(variants),
+            shape_class=key[1],
+            code=key[2],
             winner=verdict.winner,
             default=verdict.default,
             ratio=round(verdict.ratio, 4),
-            stamp=round(time.time(), 3),
+            stamp=round(max(time.time(), known.stamp + 0.001 if known else 0.0), 3),  # the later one counts
         )
         self._table = tune_store.merge(self.table, {entry.key: entry})
         if self.path is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu.errors import LimitExceeded
 from nn.graph import fuse
 from nn.graph.cost import StepScope
 from nn.graph.ir import Contiguous, Item, Node, Placeholder, View, topological
@@ -76,8 +77,13 @@ class Program:
             return memory[value]
 
         for step, path in zip(self.steps, self.paths, strict=True):
-            with record.scope(StepScope(step, path)):
-                step.record(record, array_of)
+            scope = StepScope(step, path)
+            try:
+                with record.scope(scope):
+                    step.record(record, array_of)
+            except LimitExceeded as error:
+                sizes = f"{', '.join(scope.operands)} -> {', '.join(scope.results)}"
+                raise LimitExceeded(f"{scope.name} ({sizes}): {error}") from error
         return [fuse.array_at(array_of(value), at) for value, at in self.results]
 
 

@@ -151,3 +151,21 @@ def test_shapes_of_every_type():
             tune.parse_shape(matmul, device, "m=3")
         with pytest.raises(ValueError, match="trans_a=2; expected 0 or 1"):
             tune.parse_shape(matmul, device, "m=3,n=5,k=7,trans_a=2")
+
+
+@pytest.mark.parametrize(
+    "name, shape, words",
+    [
+        ("matmul", "m=8,n=8,k=8,dtype=f64", "dtype=f64; expected one of f32, f16"),
+        ("matmul", "m=2000000000,n=2000000000,k=1", "GB, this device is given"),
+        ("linear", "tokens=1,rows=8,cols=5,format=q4_0", "rows of 5 weights do not divide into its blocks of 32"),
+        ("linear", "tokens=1,rows=8,cols=32,format=q9", "format=q9; expected one of f32, f16, bf16, q4_0"),
+        ("attention", "q_len=1,k_len=1,heads=3,kv_heads=2,d=64", "heads=3 is no multiple of kv_heads=2"),
+        ("attention", "q_len=1,k_len=1,heads=2,kv_heads=2,d=6400", "d=6400; heads have 1 to 256 features"),
+    ],
+)
+def test_shapes_that_no_call_can_have(capsys, cache, name, shape, words):
+    assert cli.main(["tune", "--family", name, "--shapes", shape]) == 2
+    err = capsys.readouterr().err
+    assert f"--shapes {shape}: " in err and words in err
+    assert not list(cache.glob("*.json"))

@@ -248,7 +248,9 @@ def test_wrong_buffers_and_params_are_named(device, add):
 def test_grids_over_the_limit_are_refused(device, add):
     limit = device.caps.max_workgroups
     recorder = device.recorder()
-    with refused(LimitExceeded, f"add: grid ({limit + 1}, 1, 1), at most {limit} workgroups a dimension; fold it"):
+    with refused(
+        LimitExceeded, f"add: grid ({limit + 1}, 1, 1), at most {limit} workgroups a dimension; split or fold it"
+    ):
         recorder(add, grid=(limit + 1, 1))
     with refused(LimitExceeded, f"add: {limit * limit + 1:,} workgroups are more than {limit} x {limit}"):
         recorder(add, grid=limit * limit + 1)

@@ -364,3 +364,11 @@ def test_strides_of_reshapes():
     assert turned.reshape((2, 3, 4)) == Strided((2, 3, 4), (3, 1, 6))
     assert turned.reshape((1, 6, 1, 4, 1)) is not None
     assert Strided((1, 1), (5, 9)).reshape(()) == Strided((), ())
+
+
+def test_a_call_over_a_limit_names_the_operation_and_its_shapes(device):
+    a, b = (F.zeros(*size, device=device) for size in ((200_000, 4), (4, 200_000)))
+    name = r"mat_?mul \(f32 200000x4, f32 4x200000 -> f32 200000x200000\): .*split"
+    with pytest.raises(LimitExceeded, match=name):
+        (a @ b).numpy()
+    assert (F.zeros(2, 3, device=device) @ F.zeros(3, 2, device=device)).numpy().shape == (2, 2)
