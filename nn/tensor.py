@@ -7,14 +7,16 @@ dtypes are never promoted; a Python number takes the dtype of the tensor that it
 
 from __future__ import annotations
 
-import operator
+import weakref
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from nn import tape
+from nn.arguments import axis_of, broadcast_shapes, host_array, sizes
 from nn.graph import ir, schedule
-from nn.ops.base import DTYPES, Array, Op, ShapeError, Spec
-from nn.quant.formats import bf16_bits, bf16_values
+from nn.ops.base import DTYPES, Array, Op, Spec
+from nn.quant.formats import bf16_values
 from nn.quant.weight import Weight
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from gpu import Device
 
 Scalar = bool | int | float
-NATURAL = {"float32": "f32", "float16": "f16", "int32": "i32", "uint32": "u32", "uint8": "u8", "bool": "bool"}
 
 
 class Tensor:
@@ -35,14 +36,27 @@ class Tensor:
             become f32, of ints i32, of bools bool.
         device: where it lives. Not needed for an Array or Weight.
         dtype: a key of nn.ops.base.DTYPES; the data is converted (bf16: to nearest, ties to even).
+        requires_grad: whether backward puts a gradient into .grad; floats only.
     Raises: TypeError for a dtype that would lose values, ValueError for integers that do not fit.
     """
 
-    __slots__ = ("__weakref__", "_device", "node")
+    __slots__ = ("__weakref__", "_device", "_hooks", "_wants_grad", "grad", "history", "node")
     __array_ufunc__ = None  # numpy_scalar * tensor comes to __rmul__
     __hash__ = object.__hash__
 
-    def __init__(self, data: Any, device: Device | None = None, *, dtype: str | None = None) -> None:
+    def __init__(
+        self, data: Any, device: Device | None = None, *, dtype: str | None = None, requires_grad: bool = False
+    ) -> None:
+        self.history: tuple[tape.History, int] | None = None  # the operation that made it, and which of its results
+        self.grad: Tensor | None = None
+        self._hooks: dict[int, tape.Hook] | None = None
+        self._wants_grad = False
+        self._place(data, device, dtype)
+        if requires_grad:
+            self.requires_grad = True
+
+    def _place(self, data: Any, device: Device | None, dtype: str | None) -> None:
+        """Find or make the node."""
         if isinstance(data, ir.Node):
             if device is None:
                 raise TypeError("Tensor: a node needs its device; pass device=")
@@ -103,7 +117,81 @@ class Tensor:
 
     def __repr__(self) -> str:
         state = "in memory" if self.node.value is not None else f"lazy: {ir.name_of(self.node.op)}"
-        return f"Tensor({list(self.shape)}, {self.dtype}, {state})"
+        needs = ", requires_grad" if self.requires_grad else ""
+        return f"Tensor({list(self.shape)}, {self.dtype}, {state}{needs})"
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients are taken of it: it was asked for, or an operand of what made it needs one."""
+        return self._wants_grad or self.history is not None
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        if self.history is not None:
+            if not wanted:
+                raise RuntimeError("requires_grad: this tensor is a result; .detach() gives it without its history")
+            return
+        if wanted and self.dtype not in tape.DIFFERENTIABLE:
+            raise TypeError(
+                f"requires_grad: the tensor is {self.dtype}; gradients are taken of {', '.join(tape.DIFFERENTIABLE)}"
+            )
+        self._wants_grad = bool(wanted)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Ask for a gradient, or no more. Returns self."""
+        self.requires_grad = requires_grad
+        return self
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no remembered operation made it."""
+        return self.history is None
+
+    @property
+    def grad_fn(self) -> tape.History | None:
+        """The remembered operation that made it, if any."""
+        return None if self.history is None else self.history[0]
+
+    def backward(
+        self,
+        gradient: Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Add d self / d leaf to the .grad of every leaf that needs it, as torch.Tensor.backward.
+
+        Args:
+            gradient: of self's shape and dtype, what the derivative is multiplied with; None is 1 for a single element.
+            retain_graph: keep the history for another walk; None: as create_graph.
+            create_graph: remember the operations of the walk too, for second derivatives.
+            inputs: only these tensors get a .grad.
+        Raises: RuntimeError where no gradient is needed, was walked already, or an operand was overwritten since.
+        """
+        from nn.autograd import backward
+
+        backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+
+    def register_hook(self, hook: tape.Hook) -> tape.HookHandle:
+        """Call hook(gradient) when self's gradient is known; a tensor that it returns replaces the gradient."""
+        if not self.requires_grad:
+            raise RuntimeError("register_hook: the tensor needs no gradient; set requires_grad first")
+        if self.history is not None:
+            history, index = self.history
+            return tape.add_hook(history.hooks.setdefault(index, {}), hook)
+        if self._hooks is None:
+            self._hooks = {}
+        return tape.add_hook(self._hooks, hook)
+
+    def retain_grad(self) -> None:
+        """Have backward leave the gradient in .grad although self is no leaf."""
+        if not self.requires_grad:
+            raise RuntimeError("retain_grad: the tensor needs no gradient; set requires_grad first")
+        if self.history is not None:
+            history, index = self.history
+            history.kept[index] = weakref.ref(self)
 
     # --- values ------------------------------------------------------------------------------------------------------
 
@@ -418,13 +506,17 @@ def apply(op: Op, *tensors: Tensor) -> Any:
     inputs = tuple(tensor.node for tensor in tensors)
     specs = op.infer(*(node.spec for node in inputs))
     if isinstance(specs, Spec) and not op.mutates:
-        return Tensor(ir.Node(op, inputs, (specs,)), device)
+        result = Tensor(ir.Node(op, inputs, (specs,)), device)
+        tape.remember(op, tensors, inputs, (result,))
+        return result
     several = () if specs is None else (specs,) if isinstance(specs, Spec) else tuple(specs)
     node = ir.Node(op, inputs, several)
     results = tuple(Tensor(node.item(i, spec), device) for i, spec in enumerate(several))
+    tape.remember(op, tensors, inputs, results)
+    trace = ir.current_trace()
     for i, position in enumerate(op.mutates):
         tensors[position].node = node.item(len(several) + i, inputs[position].spec)
-        for trace in ir.traces(node):
+        if trace is not None:
             trace.writes.append(tensors[position])
     return results[0] if isinstance(specs, Spec) else results
 
@@ -453,71 +545,6 @@ def own_memory(op: Op, tensor: Tensor) -> None:
     tensor.realize()
 
 
-def host_array(data: Any, dtype: str | None) -> tuple[np.ndarray, str]:
-    """`data` as it is stored, and its dtype. Raises TypeError or ValueError where values would be lost unasked."""
-    given = data if isinstance(data, np.ndarray | np.generic) else None
-    array = np.asarray(data)
-    if dtype is not None and dtype not in DTYPES:
-        raise TypeError(f"Tensor: dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    if dtype is None:
-        if given is None and array.dtype == np.float64:
-            dtype = "f32"
-        elif array.dtype == np.int64:
-            dtype = "i32"
-        elif array.dtype.name in NATURAL:
-            dtype = NATURAL[array.dtype.name]
-        else:
-            raise TypeError(
-                f"Tensor: {array.dtype} data has no dtype on the device; say what it becomes, e.g. dtype='f32'"
-            )
-    if dtype == "bf16":
-        return bf16_bits(array), dtype
-    if dtype == "bool":
-        return (array != 0).astype(np.uint32), dtype
-    kind = np.dtype(DTYPES[dtype][1])
-    if kind.kind in "iu" and array.dtype.kind in "iuf" and array.size:
-        low, high = np.iinfo(kind).min, np.iinfo(kind).max
-        least, most = array.min(), array.max()
-        if not (low <= np.trunc(least) and np.trunc(most) <= high):  # NaN does not fit either
-            raise ValueError(f"Tensor: values {least}..{most} do not fit {dtype} ({low}..{high})")
-    with np.errstate(over="ignore"):  # too large for f16 or f32: infinity, as everywhere
-        return np.ascontiguousarray(array.astype(kind, copy=False)).reshape(array.shape), dtype
-
-
-def axis_of(name: str, dim: object, ndim: int) -> int:
-    """`dim` counted from the front. Raises IndexError where there is no such axis, TypeError for what is no number."""
-    if not isinstance(dim, int | np.integer):
-        raise TypeError(f"{name}: dim is {dim!r}; expected a whole number")
-    if not -max(ndim, 1) <= dim < max(ndim, 1):
-        raise IndexError(f"{name}: dim {dim} is out of range for {ndim} axes ({-ndim}..{ndim - 1})")
-    return int(dim) % ndim if ndim else 0
-
-
-def sizes(args: Sequence[Any]) -> tuple[int, ...]:
-    """f(2, 3) and f((2, 3)) mean the same."""
-    if len(args) == 1 and not isinstance(args[0], int | np.integer):
-        args = args[0]
-    try:
-        return tuple(operator.index(n) for n in args)
-    except TypeError:
-        raise TypeError(f"sizes are whole numbers, got {args!r}") from None
-
-
-def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that all of them broadcast to. Raises ShapeError."""
-    rank = max(len(shape) for shape in shapes)
-    out = []
-    for axis in range(-rank, 0):
-        lengths = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
-        if len(lengths) > 1:
-            raise ShapeError(
-                f"{name}: shapes {' and '.join(str(list(s)) for s in shapes)} do not broadcast: "
-                f"axis {axis} has lengths {sorted(lengths)}; lengths must be equal or 1"
-            )
-        out.append(lengths.pop() if lengths else 1)
-    return tuple(out)
-
-
 def add_methods(module: dict[str, Any]) -> None:
     """Make methods of a module's public functions whose first argument is `input`, where Tensor has none of that name.
 
@@ -531,4 +558,6 @@ def add_methods(module: dict[str, Any]) -> None:
 
 from nn.ops import elementwise, matmul, movement, reduce, softmax  # noqa: E402, F401  (written with Tensor and apply)
 
-__all__ = ["Tensor", "apply", "realize"]
+__all__ = [
+    "Tensor", "add_methods", "apply", "axis_of", "broadcast_shapes", "host_array", "realize", "sizes",
+]  # fmt: skip

@@ -36,7 +36,7 @@ from nn.graph.ir import (
 from nn.ops.base import DTYPES, Array, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpu import Capabilities, Recorder
     from nn.quant.weight import Weight
@@ -278,7 +278,7 @@ def ordered(outputs: Sequence[Node]) -> tuple[list[Node], set[Node]]:
 
     Raises RuntimeError where a reader of the old version also needs the new one.
     """
-    order = topological(outputs)
+    order = chronological(topological(outputs))
     writers = [node for node in order if node.value is None and node.op.mutates]
     if not writers:
         return order, set()
@@ -294,7 +294,7 @@ def ordered(outputs: Sequence[Node]) -> tuple[list[Node], set[Node]]:
             others = [node for node in readers[writer.inputs[position]] if node is not writer]
             before.setdefault(writer, []).extend(others)
             pinned.update(node for node in others if isinstance(node.op, Map | Cast | View))
-    order = topological(outputs, before)
+    order = chronological(topological(outputs, before), before)
     place = {node: i for i, node in enumerate(order)}
     for writer, others in before.items():
         for node in others:
@@ -304,6 +304,20 @@ def ordered(outputs: Sequence[Node]) -> tuple[list[Node], set[Node]]:
                     "after it; read the tensor that was passed to the write, or .clone() the old value first"
                 )
     return order, pinned
+
+
+def chronological(order: Sequence[Node], before: Mapping[Node, Sequence[Node]] | None = None) -> list[Node]:
+    """The nodes in the order in which they were made, as far as `order` (operands first) allows.
+
+    A walk back makes each weight's gradient next to the activation that it needs: in this order that activation is let
+    go right after, where operands of the last operation first would keep all of them.
+    """
+    born = {node: node.born for node in order}
+    for node in reversed(order):
+        if node.value is None:
+            for x in (*node.inputs, *((before or {}).get(node, ()))):
+                born[x] = min(born[x], born[node])
+    return sorted(order, key=born.__getitem__)
 
 
 def shared_nodes(order: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:

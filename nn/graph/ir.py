@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from nn.quant.weight import Weight
+    from nn.tensor import Tensor
 
 COMPUTE = ("f32", "f16", "i32", "u32", "bool")  # dtypes the fuser computes with; u8 and bf16 are storage for kernels
 INTEGERS = ("i32", "u32")
@@ -152,10 +153,40 @@ class Item(Op):
 
 
 class Trace:
-    """One capture of a function by jit: `writes` are the tensors that kernels write in place while it is traced."""
+    """One capture of a function by jit.
+
+    writes: the tensors that kernels write in place while it is traced. before: what the host has to do before each replay
+    (write a learning rate, advance a random generator).
+    """
 
     def __init__(self) -> None:
         self.writes: list[Any] = []
+        self.before: list[Callable[[], None]] = []
+
+
+class _Tracing(threading.local):
+    """The captures that this thread is in, outermost first."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+
+
+_tracing = _Tracing()
+
+
+def current_trace() -> Trace | None:
+    """The capture that this thread is in, if any."""
+    return _tracing.traces[-1] if _tracing.traces else None
+
+
+@contextlib.contextmanager
+def tracing(trace: Trace) -> Iterator[None]:
+    """What is made in the block belongs to this capture."""
+    _tracing.traces.append(trace)
+    try:
+        yield
+    finally:
+        _tracing.traces.pop()
 
 
 @dataclass(frozen=True)
@@ -220,6 +251,7 @@ class Map(Op):
     code: WGSL with {0}, {1}, ... for the operands (f32 for floats, else i32, u32, bool) and {T} for the last one's
     register type; functions of shaders/elementwise/math.wgsl may be called. accepts: dtypes of the operands.
     result: a dtype, or "same" for that of the last operand. condition: operand 0 is bool and the others agree (where).
+    rule: the gradients of the operands out of (dy, operands..., result), as Op.gradient; one tensor for one operand.
     """
 
     name: str
@@ -227,6 +259,13 @@ class Map(Op):
     accepts: tuple[str, ...] = FLOATS
     result: str = "same"
     condition: bool = False
+    rule: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        if self.rule is None:
+            return super().gradient(dy, *tensors)
+        gradients = self.rule(dy, *tensors)
+        return gradients if isinstance(gradients, tuple) else (gradients,)
 
     def infer(self, *inputs: Spec) -> Spec:
         values = inputs[1:] if self.condition else inputs
@@ -264,6 +303,9 @@ class Cast(Op):
         if x.dtype not in COMPUTE or self.dtype not in COMPUTE:
             raise TypeError(f"to: converts between {', '.join(COMPUTE)}; got {x.dtype} -> {self.dtype}")
         return Spec(x.shape, self.dtype)
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        return (dy.to(tensors[0].dtype),)
 
 
 # --- views -----------------------------------------------------------------------------------------------------------
@@ -349,6 +391,9 @@ class Reshape(View):
     def apply(self, x: Strided) -> Strided | None:
         return x.reshape(self.shape)
 
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        return (dy.reshape(tensors[0].shape),)
+
 
 @dataclass(frozen=True)
 class Permute(View):
@@ -363,6 +408,10 @@ class Permute(View):
 
     def apply(self, x: Strided) -> Strided:
         return Strided(tuple(x.shape[a] for a in self.axes), tuple(x.strides[a] for a in self.axes), x.offset)
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        back = sorted(range(len(self.axes)), key=lambda i: self.axes[i])
+        return (dy.permute(back),)
 
 
 @dataclass(frozen=True)
@@ -386,6 +435,12 @@ class Expand(View):
         strides = [0] * new + [s if n == m else 0 for n, m, s in zip(x.shape, self.shape[new:], x.strides)]
         return Strided(self.shape, tuple(strides), x.offset)
 
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        (shape,) = (tensors[0].shape,)
+        new = len(self.shape) - len(shape)
+        repeated = [a for a, m in enumerate(self.shape) if a < new or (shape[a - new] == 1 and m != 1)]
+        return ((dy.sum(repeated, keepdim=True) if repeated else dy).reshape(shape),)
+
 
 @dataclass(frozen=True)
 class Slice(View):
@@ -405,6 +460,27 @@ class Slice(View):
         offset = x.offset + sum(a * s for a, s in zip(self.starts, x.strides)) if math.prod(self.shape) else 0
         return Strided(self.shape, tuple(s * t for s, t in zip(x.strides, self.steps)), offset)
 
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        """dy where it came from, zeros between and around: flipped, spread and padded axis by axis."""
+        for axis, (n, start, step, m) in enumerate(zip(tensors[0].shape, self.starts, self.steps, self.shape)):
+            if m == 0:
+                dy = dy.sum(axis, keepdim=True)  # of nothing: zeros
+                start, step, m = 0, 1, 1
+            if step < 0:
+                dy, start, step = dy.flip(axis), start + step * (m - 1), -step
+            if step > 1 and m > 1:
+                after = [0, 0] * (dy.ndim - axis - 1)
+                dy = (
+                    dy.unsqueeze(axis + 1)
+                    .pad([*after, 0, step - 1])
+                    .flatten(axis, axis + 1)
+                    .narrow(axis, 0, step * (m - 1) + 1)
+                )
+                m = step * (m - 1) + 1
+            if m != n:
+                dy = dy.pad([0, 0] * (dy.ndim - axis - 1) + [start, n - start - m])
+        return (dy,)
+
 
 @dataclass(frozen=True)
 class Contiguous(Op):
@@ -414,6 +490,9 @@ class Contiguous(Op):
 
     def infer(self, x: Spec) -> Spec:
         return x
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        return (dy,)
 
 
 # --- folds and joins -------------------------------------------------------------------------------------------------
@@ -433,6 +512,25 @@ class Reduce(Op):
 
     def infer(self, x: Spec) -> Spec:
         return Spec(tuple(1 if a in self.axes else n for a, n in enumerate(x.shape)), self.dtype)
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        """Extremes: equal ones share the gradient, as torch.amax. Products: exact where factors are 0."""
+        x, y = tensors
+        if self.kind == "sum":
+            return (dy.expand(x.shape),)
+        if self.kind == "mean":
+            return ((dy * (y.numel() / max(x.numel(), 1))).expand(x.shape),)
+        if self.kind in ("max", "min"):
+            at = (x == y.expand(x.shape)).to(x.dtype)
+            return (at * (dy / at.sum(self.axes, keepdim=True)).expand(x.shape),)
+        if self.kind == "prod":
+            zero = x == 0
+            zeros = zero.int().sum(self.axes, keepdim=True).expand(x.shape)
+            filled = x.masked_fill(zero, 1.0)
+            others = filled.prod(self.axes, keepdim=True).expand(x.shape) / filled
+            alive = (zeros == 0).logical_or((zeros == 1).logical_and(zero))
+            return (dy.expand(x.shape) * others.masked_fill(alive.logical_not(), 0.0),)
+        return super().gradient(dy, *tensors)
 
 
 @dataclass(frozen=True)
@@ -455,3 +553,6 @@ class Cat(Op):
                 raise TypeError(f"cat: operands are {first.dtype} and {x.dtype}; convert with .to({first.dtype!r})")
         total = sum(x.shape[self.axis] for x in inputs)
         return Spec((*first.shape[: self.axis], total, *first.shape[self.axis + 1 :]), first.dtype)
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        return dy.split([x.shape[self.axis] for x in tensors[:-1]], self.axis)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nn.graph import schedule
-from nn.graph.ir import Arange, Constant, Node, Placeholder, Trace, View, leaf, topological, traces
+from nn.graph.ir import Arange, Constant, Node, Placeholder, Trace, View, leaf, topological, traces, tracing
 from nn.ops.base import Array
 from nn.tensor import Tensor
 
@@ -30,6 +30,7 @@ class Capture:
     values: list[Any]  # Array or Weight of each tensor returned
     structure: Any
     written: list[tuple[Tensor, Array]]  # captured tensors that the function writes in place
+    before: list[Callable[[], None]]  # what the host does before each replay
     temporary_bytes: int
     returned: list[Node]  # handed out by the last call
 
@@ -76,7 +77,8 @@ class Jitted:
         stand_ins = [Tensor(Node(Placeholder(i, trace), (), (t.node.spec,)), device) for i, t in enumerate(tensors)]
         it = iter(stand_ins)
         args, kwargs = rebuild((args, kwargs), it)
-        result = self.function(*args, **kwargs)
+        with tracing(trace):
+            result = self.function(*args, **kwargs)
         results: list[Tensor] = []
         flatten(result, results)
         written = list({id(t): t for t in trace.writes}.values())
@@ -100,7 +102,7 @@ class Jitted:
             tensor.node = leaf(array)
             kept.append((tensor, array))
         return Capture(
-            record.plan(), inputs, [by_node[node] for node in nodes[: len(results)]], result, kept,
+            record.plan(), inputs, [by_node[node] for node in nodes[: len(results)]], result, kept, trace.before,
             program.temporary_bytes, [],
         )  # fmt: skip
 
@@ -114,6 +116,8 @@ class Jitted:
         pairs = [(a.buffer, b) for a, b in zip(arrays, capture.inputs) if a.size]
         if pairs:
             device.memory.copy(pairs)
+        for prepare in capture.before:
+            prepare()
         capture.plan.replay()
         for node in capture.returned:
             node.stale = f"the next call of {self.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +52,7 @@ def rewrite(outputs: Sequence[Node]) -> list[Node]:
     """
     new: dict[Node, Node] = {}
     known: dict[Any, Node] = {}
+    start = time.perf_counter_ns()
     for node in topological(outputs):
         inputs = tuple(new[child] for child in node.inputs) if node.value is None else ()
         result = node
@@ -58,8 +60,8 @@ def rewrite(outputs: Sequence[Node]) -> list[Node]:
             if any(a is not b for a, b in zip(inputs, node.inputs)):
                 result = Node(node.op, inputs, node.specs)
             result = simplify(result)
-            if result is not node and result.value is None and not result.path:
-                result.path = node.path
+            if result is not node and result.value is None and result.born > start:
+                result.path, result.born = result.path or node.path, node.born
             if result.value is None and not result.op.mutates and result.op is not LEAF:
                 key = (result.op, tuple(id(child) for child in result.inputs))
                 result = known.setdefault(key, result)

@@ -49,6 +49,8 @@ class Linear(Module):
                 f"Linear: x has shape {list(x.shape)}; the layer was built for a last axis of {self.in_features}. "
                 f"Build Linear({x.shape[-1] if x.ndim else 1}, {self.out_features}) or pass that many features."
             )
+        if self.weight.dtype == x.dtype:
+            return F.linear(x, self.weight, self.bias)
         return F.linear(*whole_blocks(x, self.weight), self.bias)
 
     def to_quantized(self, format: str = "q8_0") -> Linear:

@@ -11,6 +11,7 @@ import numpy as np
 from nn.graph.ir import leaf, named
 from nn.ops.base import Array
 from nn.quant.weight import Weight
+from nn.tape import DIFFERENTIABLE
 from nn.tensor import Tensor, host_array
 
 if TYPE_CHECKING:
@@ -45,9 +46,18 @@ class Keys(NamedTuple):
 
 
 class Parameter(Tensor):
-    """A tensor that belongs to a module and is part of its state."""
+    """A tensor that belongs to a module and is part of its state.
+
+    Floats need gradients unless told otherwise; weights in block formats cannot.
+    """
 
     __slots__ = ()
+
+    def __init__(
+        self, data: Any, device: Device | None = None, *, dtype: str | None = None, requires_grad: bool | None = None
+    ) -> None:
+        super().__init__(data, device, dtype=dtype)
+        self.requires_grad = self.dtype in DIFFERENTIABLE if requires_grad is None else requires_grad
 
 
 class _Calls(threading.local):

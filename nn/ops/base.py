@@ -17,6 +17,7 @@ from gpu.work import Cost
 
 if TYPE_CHECKING:
     from gpu import Buffer, Recorder
+    from nn.tensor import Tensor
 
 # Dense element types, their bytes in a storage buffer, and the NumPy type they are read back as (bf16: its bits).
 DTYPES: dict[str, tuple[int, Any]] = {
@@ -128,6 +129,20 @@ class Op:
     def fold_transpose(self, position: int) -> Op | None:
         """The operation that reads operand `position` with its last two axes swapped, or None if there is none."""
         return None
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        """The gradients of the operands, by the chain rule; None where there is none (integers, constants).
+
+        Args:
+            dy: the gradient of the result, of its shape and dtype (a tuple of them where there are several results).
+            tensors: the operands, then the results.
+        Written with public functions, so that it is differentiated, fused and tested like everything else. What nobody
+        uses costs nothing: the graph is lazy.
+        """
+        raise NotImplementedError(
+            f"{getattr(self, 'name', type(self).__name__)} has no gradient rule; define gradient() in its Op, "
+            ".detach() its operands, or compute it under no_grad()"
+        )
 
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         """Operations, bytes read and bytes written, each piece of memory once; for traces, not for choosing kernels.

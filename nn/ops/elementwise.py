@@ -8,6 +8,7 @@ Integer arithmetic wraps at 32 bits; dividing an integer by zero is not defined.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from nn.tensor import Operand
 
 NUMBERS = (*FLOATS, *INTEGERS)
+LN2 = math.log(2.0)
+TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
 
 
 def operands(name: str, *args: Operand) -> tuple[Tensor, ...]:
@@ -73,23 +76,70 @@ def require_floats(name: str, input: Tensor) -> None:
         raise TypeError(f"{name}: takes {' or '.join(FLOATS)}, got {input.dtype}; convert with .to('f32')")
 
 
+# --- gradient rules that do not fit a line ----------------------------------------------------------------------------
+
+
+def no_slope(dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Steps: zero wherever there is a derivative."""
+    return (zeros_of(dy),) * (len(tensors) - 1)
+
+
+def zeros_of(dy: Tensor) -> Tensor:
+    return spread(number("gradient", 0.0, dy.dtype, dy), dy.shape)
+
+
+def share(dy: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """dy for the operand that was chosen; half each where both are equal, as torch.maximum."""
+    half = dy * 0.5
+    return where(first, dy, where(second, 0.0, half)), where(second, dy, where(first, 0.0, half))
+
+
+def pow_gradient(dy: Tensor, a: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """0 for the base where the exponent is 0, and for the exponent where 0 is raised to 0 or more, as torch.pow."""
+    base = where(b == 0.0, 0.0, dy * b * pow(a, b - 1.0))
+    return base, where((a == 0.0) & (b >= 0.0), 0.0, dy * y * log(a))
+
+
+def silu_gradient(dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    gate = sigmoid(x)
+    return dy * (gate + y * (1.0 - gate))
+
+
+def gelu_gradient(dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Phi(x) + x phi(x), the normal distribution and its density."""
+    below = (erf(x * math.sqrt(0.5)) + 1.0) * 0.5
+    return dy * (below + x * exp(square(x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi)))
+
+
+def gelu_tanh_gradient(dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """y = x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    root = math.sqrt(2.0 / math.pi)
+    bent = tanh((x + square(x) * x * 0.044715) * root)
+    slope = (square(x) * (3 * 0.044715) + 1.0) * root
+    return dy * 0.5 * (bent + 1.0 + x * (1.0 - square(bent)) * slope)
+
+
+def where_gradient(dy: Tensor, condition: Tensor, a: Tensor, b: Tensor, y: Tensor) -> tuple[None, Tensor, Tensor]:
+    return None, where(condition, dy, 0.0), where(condition, 0.0, dy)
+
+
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
-ADD = Map("add", "{0} + {1}", NUMBERS)
-SUB = Map("sub", "{0} - {1}", NUMBERS)
-MUL = Map("mul", "{0} * {1}", NUMBERS)
-DIV = Map("div", "{0} / {1}")
-NEG = Map("neg", "-{0}", (*FLOATS, "i32"))
-ABS = Map("abs", "abs({0})", NUMBERS)
-SIGN = Map("sign", "sign_{T}({0})", NUMBERS)
-REMAINDER = Map("remainder", "remainder_{T}({0}, {1})", NUMBERS)
-FMOD = Map("fmod", "fmod_{T}({0}, {1})", NUMBERS)
-FLOOR_DIVIDE = Map("floor_divide", "floor_divide_{T}({0}, {1})", NUMBERS)
-MAXIMUM = Map("maximum", "max_{T}({0}, {1})", NUMBERS)
-MINIMUM = Map("minimum", "min_{T}({0}, {1})", NUMBERS)
-POW = Map("pow", "pow_f32({0}, {1})")
-SQUARE = Map("square", "{0} * {0}", NUMBERS)
-RECIPROCAL = Map("reciprocal", "1.0 / {0}")
+ADD = Map("add", "{0} + {1}", NUMBERS, rule=lambda dy, a, b, y: (dy, dy))
+SUB = Map("sub", "{0} - {1}", NUMBERS, rule=lambda dy, a, b, y: (dy, -dy))
+MUL = Map("mul", "{0} * {1}", NUMBERS, rule=lambda dy, a, b, y: (dy * b, dy * a))
+DIV = Map("div", "{0} / {1}", rule=lambda dy, a, b, y: (dy / b, -dy * y / b))
+NEG = Map("neg", "-{0}", (*FLOATS, "i32"), rule=lambda dy, x, y: -dy)
+ABS = Map("abs", "abs({0})", NUMBERS, rule=lambda dy, x, y: dy * sign(x))
+SIGN = Map("sign", "sign_{T}({0})", NUMBERS, rule=no_slope)
+REMAINDER = Map("remainder", "remainder_{T}({0}, {1})", NUMBERS, rule=lambda dy, a, b, y: (dy, -dy * floor(a / b)))
+FMOD = Map("fmod", "fmod_{T}({0}, {1})", NUMBERS, rule=lambda dy, a, b, y: (dy, -dy * trunc(a / b)))
+FLOOR_DIVIDE = Map("floor_divide", "floor_divide_{T}({0}, {1})", NUMBERS, rule=no_slope)
+MAXIMUM = Map("maximum", "max_{T}({0}, {1})", NUMBERS, rule=lambda dy, a, b, y: share(dy, a > b, a < b))
+MINIMUM = Map("minimum", "min_{T}({0}, {1})", NUMBERS, rule=lambda dy, a, b, y: share(dy, a < b, a > b))
+POW = Map("pow", "pow_f32({0}, {1})", rule=pow_gradient)
+SQUARE = Map("square", "{0} * {0}", NUMBERS, rule=lambda dy, x, y: dy * x * 2)
+RECIPROCAL = Map("reciprocal", "1.0 / {0}", rule=lambda dy, x, y: -dy * y * y)
 
 
 def add(input: Operand, other: Operand) -> Tensor:
@@ -197,35 +247,42 @@ def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None)
     """input limited to [min, max]; NaN stays NaN."""
     if min is None and max is None:
         raise ValueError("clamp: give min, max or both")
-    input = input if min is None else maximum(input, min)
-    return input if max is None else minimum(input, max)
+    if min is not None:
+        input = where(outside(input, min, LT), min, input)
+    return input if max is None else where(outside(input, max, GT), max, input)
+
+
+def outside(input: Tensor, bound: Operand, compare: Map) -> Tensor:
+    """Where clamp takes the bound: past it, or where it is NaN. On the bound the gradient is input's, as in torch."""
+    past = binary(compare, input, bound)
+    return past | isnan(bound) if isinstance(bound, Tensor) and bound.dtype in FLOATS else past
 
 
 # --- functions of floats ---------------------------------------------------------------------------------------------
 
-EXP = Map("exp", "exp_f32({0})")
-EXP2 = Map("exp2", "exp2_f32({0})")
-EXPM1 = Map("expm1", "expm1_f32({0})")
-LOG = Map("log", "log_f32({0})")
-LOG2 = Map("log2", "log2_f32({0})")
-LOG1P = Map("log1p", "log1p_f32({0})")
-SQRT = Map("sqrt", "sqrt({0})")
-RSQRT = Map("rsqrt", "inverseSqrt({0})")
-SIN = Map("sin", "sin({0})")
-COS = Map("cos", "cos({0})")
-TAN = Map("tan", "tan({0})")
-TANH = Map("tanh", "tanh_f32({0})")
-ERF = Map("erf", "erf_f32({0})")
-FLOOR = Map("floor", "floor({0})")
-CEIL = Map("ceil", "ceil({0})")
-TRUNC = Map("trunc", "trunc({0})")
-ROUND = Map("round", "round({0})")
-SIGMOID = Map("sigmoid", "sigmoid_f32({0})")
-RELU = Map("relu", "max_{T}({0}, {T}(0))", NUMBERS)
-SILU = Map("silu", "silu_f32({0})")
-GELU = Map("gelu", "gelu_f32({0})")
-GELU_TANH = Map("gelu_tanh", "gelu_tanh_f32({0})")
-SOFTPLUS = Map("softplus", "softplus_f32({0})")
+EXP = Map("exp", "exp_f32({0})", rule=lambda dy, x, y: dy * y)
+EXP2 = Map("exp2", "exp2_f32({0})", rule=lambda dy, x, y: dy * y * LN2)
+EXPM1 = Map("expm1", "expm1_f32({0})", rule=lambda dy, x, y: dy * (y + 1))
+LOG = Map("log", "log_f32({0})", rule=lambda dy, x, y: dy / x)
+LOG2 = Map("log2", "log2_f32({0})", rule=lambda dy, x, y: dy / (x * LN2))
+LOG1P = Map("log1p", "log1p_f32({0})", rule=lambda dy, x, y: dy / (x + 1))
+SQRT = Map("sqrt", "sqrt({0})", rule=lambda dy, x, y: dy * 0.5 / y)
+RSQRT = Map("rsqrt", "inverseSqrt({0})", rule=lambda dy, x, y: dy * -0.5 * y * y * y)
+SIN = Map("sin", "sin({0})", rule=lambda dy, x, y: dy * cos(x))
+COS = Map("cos", "cos({0})", rule=lambda dy, x, y: -dy * sin(x))
+TAN = Map("tan", "tan({0})", rule=lambda dy, x, y: dy * (square(y) + 1))
+TANH = Map("tanh", "tanh_f32({0})", rule=lambda dy, x, y: dy * (1 - square(y)))
+ERF = Map("erf", "erf_f32({0})", rule=lambda dy, x, y: dy * exp(-square(x)) * TWO_OVER_ROOT_PI)
+FLOOR = Map("floor", "floor({0})", rule=no_slope)
+CEIL = Map("ceil", "ceil({0})", rule=no_slope)
+TRUNC = Map("trunc", "trunc({0})", rule=no_slope)
+ROUND = Map("round", "round({0})", rule=no_slope)
+SIGMOID = Map("sigmoid", "sigmoid_f32({0})", rule=lambda dy, x, y: dy * y * (1 - y))
+RELU = Map("relu", "max_{T}({0}, {T}(0))", NUMBERS, rule=lambda dy, x, y: where(x > 0, dy, 0.0))
+SILU = Map("silu", "silu_f32({0})", rule=silu_gradient)
+GELU = Map("gelu", "gelu_f32({0})", rule=gelu_gradient)
+GELU_TANH = Map("gelu_tanh", "gelu_tanh_f32({0})", rule=gelu_tanh_gradient)
+SOFTPLUS = Map("softplus", "softplus_f32({0})", rule=lambda dy, x, y: dy * sigmoid(x))
 
 
 def exp(input: Tensor) -> Tensor:
@@ -361,7 +418,7 @@ NOT = Map("not", "~{0}", INTEGERS)
 NOT_BOOL = Map("not", "!{0}", ("bool",))
 SHIFT_LEFT = Map("left_shift", "{0} << (u32({1}) & 31u)", INTEGERS)
 SHIFT_RIGHT = Map("right_shift", "{0} >> (u32({1}) & 31u)", INTEGERS)
-WHERE = Map("where", "select({2}, {1}, {0})", COMPUTE, condition=True)
+WHERE = Map("where", "select({2}, {1}, {0})", COMPUTE, condition=True, rule=where_gradient)
 
 
 def eq(input: Operand, other: Operand) -> Tensor:

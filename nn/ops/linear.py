@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from gpu.work import Cost, Scope
 from nn.ops.base import DTYPES, FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
+from nn.ops.create import arange
+from nn.ops.embedding import embedding
 from nn.ops.linear_tune import LINEAR
 from nn.ops.linear_variants import BROADCAST, GEMV, ROW, Shape, Variant
+from nn.ops.matmul import MatMul, matmul
 from nn.ops.norm import record_rms_norm
 from nn.quant.formats import FORMATS
 from nn.quant.repack import BLOCK
 from nn.quant.weight import Weight
+from nn.tape import is_grad_enabled
 from nn.tensor import Tensor, apply
 
 if TYPE_CHECKING:
@@ -38,14 +42,42 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, residua
     """y = x W^T + bias + residual, x the input and W the weight. Name and signature: torch.nn.functional.linear.
 
     Args:
-        input: (..., K) f32.
-        weight: (N, K), a weight in any storage format, or a dense f32, f16 or bf16 tensor with K a multiple of 32.
-        bias: (N,) f32. residual: (..., N) f32.
-    Returns: (..., N) f32.
-    Raises: ShapeError where the shapes do not fit, TypeError for an x that is not f32.
+        input: (..., K) f32, or f16 with a dense f16 weight.
+        weight: (N, K), a weight in any storage format, or a dense f32, f16 or bf16 tensor. K is a multiple of 32, except
+            for dense ones of input's dtype.
+        bias: (N,), residual: (..., N), of input's dtype.
+    Returns: (..., N), dtype of input.
+    Raises: ShapeError where the shapes do not fit, TypeError for dtypes that do not.
     """
+    if dense_path(input, weight):
+        out = dense_linear(input, weight, bias)
+        return out if residual is None else out + residual
     more = [t for t in (bias, residual) if t is not None]
     return apply(Linear(bias=bias is not None, residual=residual is not None), input, weight, *more)
+
+
+def dense_path(input: Tensor, weight: Tensor) -> bool:
+    """Whether the product is one of dense matrices: of one dtype, and gradients, f16 or odd sizes ask for it.
+
+    Kernels for stored weights are faster for few rows, and compute in f32.
+    """
+    if weight.dtype != input.dtype or weight.dtype not in FLOATS or weight.ndim != 2 or not input.ndim:
+        return False
+    wanted = is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+    return wanted or input.dtype == "f16" or weight.shape[1] % BLOCK != 0
+
+
+def dense_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """All rows of input as one matrix, times the weight as it lies."""
+    if input.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"linear: input {list(input.shape)} has {input.shape[-1]} features, weight {list(weight.shape)} takes "
+            f"{weight.shape[1]}; the last axes must be equal"
+        )
+    rows = input.reshape(-1, input.shape[-1]) if input.numel() else input.reshape(math.prod(input.shape[:-1]), -1)
+    more = () if bias is None else (bias,)
+    out = apply(MatMul(trans_b=True, bias=bias is not None), rows, weight, *more)
+    return out.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, w: Tensor, *, eps: float) -> Tensor:
@@ -176,6 +208,17 @@ class Linear(Op):
     bias: bool = False
     residual: bool = False
     group = "linear"
+
+    def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        """dx = dy W; dW = dy^T x for dense weights. Those in block formats are constants, decoded for dx."""
+        x, w = tensors[:2]
+        rows, flat = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+        stored = w.dtype not in FLOATS
+        wide = embedding(arange(w.shape[0], device=w.device), w.detach()) if stored else w.to("f32")
+        dx = matmul(rows, wide).reshape(x.shape)
+        dw = None if stored else matmul(rows.mT, flat).to(w.dtype)
+        bias = [rows.sum(0)] if self.bias else []
+        return dx, dw, *bias, *([dy] if self.residual else [])
 
     def infer(self, *inputs: Spec) -> Spec:
         x, w, *more = inputs

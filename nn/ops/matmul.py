@@ -73,6 +73,20 @@ class MatMul(Op):
             return replace(self, trans_a=not self.trans_a)
         return replace(self, trans_b=not self.trans_b) if position == 1 else None
 
+    def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """da = dy b^T and db = a^T dy, summed over the batches for which an operand was repeated."""
+        a, b, *bias = tensors[:-1]
+        if self.trans_a:
+            da = matmul(b.mT if self.trans_b else b, dy.mT)
+        else:
+            da = matmul(dy, b if self.trans_b else b.mT)
+        left, right = (a, dy) if self.trans_a else (a.mT, dy)
+        if b.ndim == 2 and dy.ndim > 2 and not self.trans_a and a.shape[:-2] == dy.shape[:-2]:
+            left, right = a.reshape(-1, a.shape[-1]).mT, dy.reshape(-1, dy.shape[-1])  # one long sum, not a sum of sums
+        db = matmul(right.mT, left.mT) if self.trans_b else matmul(left, right)
+        more = [dy.reshape(-1, dy.shape[-1]).sum(0)] if bias else []
+        return _unrepeated(da, a.shape), _unrepeated(db, b.shape), *more
+
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         (out,) = results
         depth = _matrix(operands[0].shape, self.trans_a)[1]
@@ -136,6 +150,13 @@ def record_matmul(
             record_block(record, (kernel, total), chosen, shape, sizes, buffers)
             continue
         record(kernel, grid=size_0 * size_1 * -(-m // chosen.rows) * -(-n // chosen.cols), **sizes, **buffers)
+
+
+def _unrepeated(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Summed over the batch axes along which an operand of this shape was repeated."""
+    new = gradient.ndim - len(shape)
+    repeated = [a for a, n in enumerate(gradient.shape) if a < new or (shape[a - new] == 1 and n != 1)]
+    return (gradient.sum(repeated, keepdim=True) if repeated else gradient).reshape(shape)
 
 
 def _matrix(shape: Sequence[int], transposed: bool) -> tuple[int, int]:

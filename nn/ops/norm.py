@@ -94,6 +94,15 @@ class RMSNormRows(Op):
     def infer(self, x: Spec, *weights: Spec) -> Spec:
         return _infer("rms_norm", x, weights, self.axes)
 
+    def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """With s = 1 / rms(x) and g = weight dy: dx = s g - x s^3 mean(g x), dweight = sum over rows of dy x s."""
+        x, *weight = tensors[:-1]
+        axes = tuple(range(-self.axes, 0))
+        wide, g = x.to("f32"), _times(dy, *weight)
+        s = ((wide * wide).mean(axes, keepdim=True) + self.eps).rsqrt()
+        dx = s * g - wide * (s * s * s * (g * wide).mean(axes, keepdim=True))
+        return dx.to(x.dtype), *(_over_rows(dy.to("f32") * wide * s, w) for w in weight)
+
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         return _cost(super().cost(operands, results), operands[0], 2 + len(operands))  # square, sum, scale; gain
 
@@ -117,6 +126,10 @@ class AddRMSNormRows(Op):
             )
         return _infer("add_rms_norm", x, (weight,), 1)
 
+    def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        _, x, weight, y = tensors
+        return dy, *RMSNormRows(axes=1, eps=self.eps).gradient(dy, x, weight, y)
+
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         return _cost(super().cost(operands, results), operands[0], 5)  # square, sum, scale, gain, residual
 
@@ -135,6 +148,18 @@ class LayerNormRows(Op):
     def infer(self, x: Spec, *weights: Spec) -> Spec:
         return _infer("layer_norm", x, weights, self.axes)
 
+    def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """With n = (x - mean) s, s = 1 / sqrt(var + eps), g = weight dy: dx = s (g - mean(g) - n mean(g n))."""
+        x, *weights = tensors[:-1]
+        axes = tuple(range(-self.axes, 0))
+        wide, g = x.to("f32"), _times(dy, *weights[:1])
+        centred = wide - wide.mean(axes, keepdim=True)
+        s = ((centred * centred).mean(axes, keepdim=True) + self.eps).rsqrt()
+        n = centred * s
+        dx = s * (g - g.mean(axes, keepdim=True) - n * (g * n).mean(axes, keepdim=True))
+        terms = (dy.to("f32") * n, dy.to("f32"))  # of weight, of bias
+        return dx.to(x.dtype), *(_over_rows(t, w) for t, w in zip(terms, weights))
+
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         return _cost(super().cost(operands, results), operands[0], 4 + len(operands))  # sum, centre, square, sum, scale
 
@@ -143,6 +168,18 @@ class LayerNormRows(Op):
         weight = weights[0] if weights else None
         bias = weights[1] if len(weights) > 1 else None
         record_layer_norm(record, x, out, weight=weight, bias=bias, axes=self.axes, eps=self.eps)
+
+
+def _times(dy: Tensor, *weight: Tensor) -> Tensor:
+    """weight * dy in f32, or dy where there is no weight."""
+    wide = dy.to("f32")
+    return wide * weight[0].to("f32") if weight else wide
+
+
+def _over_rows(terms: Tensor, weight: Tensor) -> Tensor:
+    """The sum over rows, as weight is stored."""
+    rows = tuple(range(terms.ndim - weight.ndim))
+    return (terms.sum(rows) if rows else terms).to(weight.dtype)
 
 
 def _cost(moved: Cost, x: Spec, operations: int) -> Cost:

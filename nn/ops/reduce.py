@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from nn.graph.ir import Reduce, Reshape
 from nn.ops import elementwise
+from nn.ops.create import arange
+from nn.tape import is_grad_enabled
 from nn.tensor import Tensor, add_methods, apply, axis_of
 
 Dim = int | Sequence[int] | None
@@ -94,7 +96,7 @@ def max(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -
         return elementwise.maximum(input, dim)
     if dim is None:
         return amax(input, keepdim=keepdim)
-    return ValuesIndices(amax(input, dim, keepdim), argmax(input, dim, keepdim))
+    return at_extreme(amax(input, dim, keepdim), argmax(input, dim, keepdim), input, dim, keepdim)
 
 
 def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | ValuesIndices:
@@ -103,7 +105,18 @@ def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -
         return elementwise.minimum(input, dim)
     if dim is None:
         return amin(input, keepdim=keepdim)
-    return ValuesIndices(amin(input, dim, keepdim), argmin(input, dim, keepdim))
+    return at_extreme(amin(input, dim, keepdim), argmin(input, dim, keepdim), input, dim, keepdim)
+
+
+def at_extreme(values: Tensor, indices: Tensor, input: Tensor, dim: int, keepdim: bool) -> ValuesIndices:
+    """Both results; where input needs a gradient, it flows to the element at the index only, as in torch."""
+    if not (input.requires_grad and is_grad_enabled()):
+        return ValuesIndices(values, indices)
+    axis = axis_of("max", dim, input.ndim)
+    at = indices if keepdim or not input.ndim else indices.unsqueeze(axis)
+    places = arange(input.shape[axis] if input.ndim else 1, device=input.device)
+    chosen = places.reshape([-1 if a == axis else 1 for a in range(input.ndim)]) == at
+    return ValuesIndices(sum(elementwise.where(chosen, input, 0.0), axis, keepdim), indices)
 
 
 def any(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:

@@ -59,6 +59,12 @@ class RopeHeads(Op):
                 raise TypeError(f"rope: {name} is {spec.dtype}; expected {' or '.join(allowed)}")
         return x
 
+    def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor, None, None]:
+        """Rotations are turned back: the same kernel with the sines' sign changed. Angles get no gradient."""
+        _, table, positions, _ = tensors
+        sign = Tensor([1.0, -1.0], table.device)
+        return apply(self, dy, table.detach() * sign, positions), None, None
+
     def lower(self, record: Recorder, x: Array, table: Array, positions: Array, out: Array) -> None:
         record_rope(record, x, table, positions, out, interleaved=self.interleaved)
 

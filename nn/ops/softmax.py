@@ -53,6 +53,12 @@ class SoftmaxRows(Op):
             raise TypeError(f"{name}: input is {x.dtype}; expected f32 or f16, pass dtype='f32'")
         return x
 
+    def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor]:
+        _, y = tensors
+        if self.log:
+            return (dy - y.exp() * dy.sum(-1, keepdim=True),)
+        return (y * (dy - (dy * y).sum(-1, keepdim=True)),)
+
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         moved = super().cost(operands, results)
         return Cost(5 * operands[0].size, moved.read, moved.written)  # maximum, difference, exponential, sum, quotient
