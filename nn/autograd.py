@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nn import tape
-from nn.graph.ir import name_of
+from nn.graph.ir import current_trace, name_of
 from nn.ops.base import ShapeError
 from nn.ops.create import ones_like, zeros_like
-from nn.tensor import Tensor
+from nn.tensor import Tensor, realize
 
 if TYPE_CHECKING:
     from nn.tape import History
@@ -35,10 +35,16 @@ def backward(
     outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     seeds = start("backward", outputs, gradients)
     found = walk("backward", outputs, seeds, inputs, retain_graph=retain_graph, create_graph=create_graph)
+    changed = [tensor for tensor, gradient in found if gradient is not None]
+    changed = [tensor for tensor, gradient in found if gradient is not None]
     for tensor, gradient in found:
         if gradient is not None:
             with tape.set_grad_enabled(create_graph):
                 tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+    if current_trace() is None and not create_graph:  # with what they were made of still as it is
+        realize(*outputs, *(tensor.grad for tensor in changed if tensor.grad is not None))
+    if current_trace() is None and not create_graph:  # with what they were made of still as it is
+        realize(*outputs, *(tensor.grad for tensor in changed if tensor.grad is not None))
 
 
 def grad(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nn.graph.codegen import STORED
 from nn.graph.expr import Expr, Load, Value, coalesce
-from nn.graph.ir import Strided
+from nn.graph.ir import Pack, Strided
 
 if TYPE_CHECKING:
     from gpu import Capabilities, Recorder
@@ -98,3 +101,26 @@ class TransposeStep:
             out_batch_1=self.out_batch[1] // unit,
             out_row=self.out_row // unit,
         )
+
+
+@dataclass
+class GapsStep:
+    """One dispatch of shaders/movement/gaps.wgsl: zeros between the operands of a Pack. gaps: (start, words) each."""
+
+    value: Value
+    gaps: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        self.reads, self.writes = (), (self.value,)
+
+    @classmethod
+    def of(cls, value: Value, op: Pack, sizes: Sequence[int]) -> GapsStep:
+        """The gaps behind operands of these sizes."""
+        ends = (offset + size for offset, size in zip(op.offsets, sizes))
+        return cls(value, tuple((a, b - a) for a, b in zip(ends, (*op.offsets[1:], op.size)) if b > a))
+
+    def record(self, record: Recorder, array_of: Callable[[Value], Any]) -> None:
+        pieces = [(a + i, min(64, n - i)) for a, n in self.gaps for i in range(0, n, 64)]
+        table = record.device.upload(np.fromiter(itertools.chain.from_iterable(pieces), np.uint32))
+        kernel = record.device.kernel("movement/gaps.wgsl", "clear_gaps")
+        record(kernel, grid=len(pieces), table=table, out=array_of(self.value).buffer, gaps=len(pieces))

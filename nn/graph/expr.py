@@ -22,6 +22,12 @@ class Value:
     spec: Spec
     array: Array | Weight | None = None
     argument: int | None = None  # it is this argument of a traced function: its memory changes from call to call
+    home: tuple[Value, int] | None = None  # it lies inside another value, from this element on
+
+    @property
+    def owner(self) -> Value:
+        """The value whose memory it is in: itself, unless it has a home."""
+        return self if self.home is None else self.home[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,12 @@ it again and that costs more than reading it back, or when it would bind more bu
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nn.graph import codegen, fold
-from nn.graph.copy import transpose_step
+from nn.graph.copy import GapsStep, transpose_step
 from nn.graph.expr import Apply, Expr, Index, Load, Scalar, Value, scalars
 from nn.graph.ir import (
     COMPUTE,
@@ -26,8 +27,10 @@ from nn.graph.ir import (
     Leaf,
     Map,
     Node,
+    Pack,
     Placeholder,
     Reduce,
+    Reshape,
     Strided,
     View,
     name_of,
@@ -99,6 +102,7 @@ class Fuser:
     def run(self, outputs: Sequence[Node]) -> tuple[list[Step], list[tuple[Value, Strided]]]:
         order, self.pinned = ordered(outputs)
         self.shared, self.asked = shared_nodes(order, outputs), set(outputs)
+        self.uses = Counter(x for node in order if node.value is None for x in node.inputs)
         for node in order:
             self.visit(node)
             self.name_steps(node)
@@ -140,6 +144,8 @@ class Fuser:
             self.reduce(node, op)
         elif isinstance(op, Cat):
             self.cat(node, op)
+        elif isinstance(op, Pack):
+            self.pack(node, op)
         elif isinstance(op, Item):
             value = self.results[node.inputs[0]][op.index]
             self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
@@ -260,6 +266,40 @@ class Fuser:
             self.write(self.exprs[x], value, Strided(x.spec.shape, dense.strides, start * dense.strides[op.axis]))
             start += x.spec.shape[op.axis]
         self.exprs[node] = Load(node.spec.dtype, value, dense)
+
+    def pack(self, node: Node, op: Pack) -> None:
+        self.require_dense(node, compute=True)
+        value = Value(node.spec)
+        for x, offset in zip(node.inputs, op.offsets):
+            expr = self.exprs[x]
+            if self.moves_in(x):
+                assert isinstance(expr, Load)
+                expr.value.home = (value, offset)
+            else:
+                shape = (x.spec.size,)
+                flat = expr.seen_through(Reshape(shape), {})
+                at = Strided.dense(x.spec.shape)
+                self.write(
+                    flat or expr, value, Strided(shape, (1,), offset) if flat else Strided(at.shape, at.strides, offset)
+                )
+        gaps = GapsStep.of(value, op, [x.spec.size for x in node.inputs])
+        if gaps.gaps:
+            self.steps.append(gaps)
+        self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
+
+    def moves_in(self, node: Node) -> bool:
+        """Whether the step that makes the node's value may write it elsewhere: one reader looks at it, nobody else."""
+        expr = self.exprs[node]
+        if not (isinstance(expr, Load) and expr.at.contiguous and expr.at.offset == 0):
+            return False
+        value = expr.value
+        if value.array is not None or value.argument is not None or value.home is not None:
+            return False
+        while self.uses[node] == 1 and node not in self.asked:
+            if not isinstance(node.op, View) or node.value is not None:
+                return math.prod(node.spec.shape) == value.spec.size and not isinstance(node.op, Contiguous)
+            (node,) = node.inputs
+        return False
 
 
 def is_dense(expr: Expr) -> bool:

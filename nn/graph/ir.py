@@ -155,8 +155,8 @@ class Item(Op):
 class Trace:
     """One capture of a function by jit.
 
-    writes: the tensors that kernels write in place while it is traced. before: what the host has to do before each replay
-    (write a learning rate, advance a random generator).
+    writes: the tensors that kernels write in place while it is traced. before: what the host has to do before each
+    replay (write a learning rate, advance a random generator).
     """
 
     def __init__(self) -> None:
@@ -556,3 +556,23 @@ class Cat(Op):
 
     def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
         return dy.split([x.shape[self.axis] for x in tensors[:-1]], self.axis)
+
+
+@dataclass(frozen=True)
+class Pack(Op):
+    """Operands of any shapes one after another in one row, each at its own offset (in elements, of 256 bytes), zeros
+    between. What produces an operand writes straight into the row where nobody else reads it."""
+
+    offsets: tuple[int, ...]
+    size: int
+
+    def infer(self, *inputs: Spec) -> Spec:
+        ends = [offset + x.size for offset, x in zip(self.offsets, inputs, strict=True)]
+        if any(x.dtype != inputs[0].dtype for x in inputs):
+            raise TypeError(f"pack: operands are {', '.join(sorted({x.dtype for x in inputs}))}; expected one dtype")
+        if any(end > start for end, start in zip(ends, (*self.offsets[1:], self.size))):
+            raise ShapeError(f"pack: operands overlap or do not fit a row of {self.size}")
+        return Spec((self.size,), inputs[0].dtype)
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        return [dy.narrow(0, offset, x.numel()).reshape(x.shape) for offset, x in zip(self.offsets, tensors[:-1])]

@@ -17,6 +17,7 @@ from nn.graph.ir import (
     Expand,
     Map,
     Node,
+    Pack,
     Permute,
     Reduce,
     Reshape,
@@ -94,11 +95,26 @@ def step(node: Node) -> Node | None:
         if len(filled) == 1:
             return filled[0]
         return Node(op, filled, node.specs) if 0 < len(filled) < len(node.inputs) else None
+    if isinstance(op, Pack):
+        return packed_before(node, op)
     if isinstance(op, Reduce):
         (x,) = node.inputs
         alone = op.kind in ("sum", "prod", "max", "min", "mean") and x.spec.shape == node.spec.shape
         return x if alone and x.spec.dtype == op.dtype and x.spec.size else None
     return fold_transposes(node)
+
+
+def packed_before(node: Node, op: Pack) -> Node | None:
+    """The row that all operands were cut out of, each at the place where it goes."""
+    rows = set()
+    for x, offset in zip(node.inputs, op.offsets):
+        while x.value is None and isinstance(x.op, Reshape):
+            (x,) = x.inputs
+        if x.value is not None or not isinstance(x.op, Slice) or x.op.starts != (offset,) or x.op.steps != (1,):
+            return None
+        rows.add(x.inputs[0])
+    row = rows.pop()
+    return row if not rows and row.spec == node.spec else None
 
 
 def step_view(node: Node) -> Node | None:

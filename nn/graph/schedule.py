@@ -10,7 +10,7 @@ from nn.graph import fuse
 from nn.graph.cost import StepScope
 from nn.graph.ir import Contiguous, Item, Node, Placeholder, View, topological
 from nn.graph.rewrite import rewrite
-from nn.ops.base import Array
+from nn.ops.base import DTYPES, Array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +63,11 @@ class Program:
                 return value.array
             if value.argument is not None:
                 return arguments[value.argument]
+            if value.home is not None:
+                owner, start = value.home
+                size = DTYPES[value.spec.dtype][0]
+                within = array_of(owner).buffer.view(start * size, max(value.spec.nbytes, 4))  # pyright: ignore[reportAttributeAccessIssue]
+                return Array(within, value.spec.shape, value.spec.dtype)
             if value not in memory:
                 slot = self.slot_of.get(value)
                 nbytes = storage_bytes(value)
@@ -119,11 +124,11 @@ def plan_memory(program: Program) -> None:
     last: dict[Value, int] = {}
     for i, step in enumerate(program.steps):
         for value in (*step.reads, *step.writes):
-            last[value] = i
+            last[value.owner] = i
     kept = {value for value, _ in program.results}
     free: list[Slot] = []
     for i, step in enumerate(program.steps):
-        for value in step.writes:
+        for value in (w.owner for w in step.writes):
             if value.array is not None or value.argument is not None or value in kept or value in program.slot_of:
                 continue
             need = storage_bytes(value)
@@ -139,7 +144,7 @@ def plan_memory(program: Program) -> None:
                 slot = Slot(need)
                 program.slots.append(slot)
             program.slot_of[value] = slot
-        for value in {*step.reads, *step.writes}:
+        for value in {v.owner for v in (*step.reads, *step.writes)}:
             if last[value] == i and value in program.slot_of:
                 free.append(program.slot_of[value])
 

@@ -43,8 +43,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, residua
 
     Args:
         input: (..., K) f32, or f16 with a dense f16 weight.
-        weight: (N, K), a weight in any storage format, or a dense f32, f16 or bf16 tensor. K is a multiple of 32, except
-            for dense ones of input's dtype.
+        weight: (N, K), a weight in any storage format, or a dense f32, f16 or bf16 tensor. K is a multiple of 32,
+            except for dense ones of input's dtype.
         bias: (N,), residual: (..., N), of input's dtype.
     Returns: (..., N), dtype of input.
     Raises: ShapeError where the shapes do not fit, TypeError for dtypes that do not.
