@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -74,6 +74,18 @@ class Module:
     """Base of layers and models. Parameters, modules, and lists, tuples and dicts of modules among the attributes make
     up the structure; `self.blocks[3].attention.query.weight` is named "blocks.3.attention.query.weight".
     """
+
+    training: bool = True
+
+    def train(self, mode: bool = True) -> Self:
+        """Set `training` here and in all modules below: dropout and batch statistics depend on it. Returns self."""
+        for _, module in self.named_modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """As train(False)."""
+        return self.train(False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward. What it makes is named by attribute path in traces and profiles, as parameters are."""

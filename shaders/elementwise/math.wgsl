@@ -220,3 +220,20 @@ fn order_down_i32(x: i32) -> u32 { return ~order_i32(x); }
 fn order_u32(x: u32) -> u32 { return x; }
 
 fn order_down_u32(x: u32) -> u32 { return ~x; }
+
+// A random word for an index, a draw number and a seed, without state: pcg3d (Jarzynski & Olano 2020, "Hash Functions for GPU
+// Rendering", section 4).
+fn random_bits(index: u32, draw: u32, seed: u32) -> u32 {
+  var v = vec3<u32>(index, draw, seed) * 1664525u + 1013904223u;
+  v.x += v.y * v.z;
+  v.y += v.z * v.x;
+  v.z += v.x * v.y;
+  v ^= v >> vec3<u32>(16u);
+  v.x += v.y * v.z;
+  v.y += v.z * v.x;
+  v.z += v.x * v.y;
+  return v.x;
+}
+
+// The same as a number in [0, 1), of 24 bits.
+fn random_unit(index: u32, draw: u32, seed: u32) -> f32 { return f32(random_bits(index, draw, seed) >> 8u) * 0x1p-24f; }
