@@ -1,4 +1,4 @@
-"""Checks of shaders/embedding: lookups in every storage format, through one window and several."""
+"""Checks of shaders/embedding: lookups in every storage format, through one window and several; and their gradient."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nn.check.arrays import fetch, poisoned, upload
 from nn.check.base import Case, Outcome
 from nn.check.quant import random_raw, upload_in
 from nn.ops.base import Array
-from nn.ops.embedding import record_embedding
+from nn.ops.embedding import GradVariant, grad_variant, record_embedding, record_embedding_grad
 from nn.quant import FORMATS, Weight, dequantize
 
 if TYPE_CHECKING:
@@ -51,7 +52,49 @@ def cases() -> list[Case]:
     for cols, entry in ((33, "embedding"), (36, "embedding4")):
         files = (f"embedding/{entry}.wgsl", "quant/f32.wgsl")
         found.append(Case(f"embedding/{entry}: ids outside, 41x{cols}", partial(_outside, cols=cols), files))
+    for elem in ("f32", "f16"):
+        for serial in (False, True):
+            files = ("embedding/embedding_grad.wgsl", "lib/pack1.wgsl", "lib/pack4.wgsl", "reduce/parts.wgsl")
+            entry = f"embedding_grad{'_serial' * serial}"
+            name = f"embedding/{entry}: {elem} by one and by four columns, whole and in chunks"
+            run = partial(_grad, elem=elem, serial=serial)
+            found.append(Case(name, run, files, frozenset({"f16"} if elem == "f16" else ())))
     return found
+
+
+# (tokens, vocab, cols, table rows a workgroup, tokens a chunk): one element; words of 32 flags and tiles of 2048 ids
+# with something over; more columns than a workgroup has invocations; rows that nobody looks up; no token at all.
+GRADS = [
+    (1, 1, 1, 1, 1),
+    (33, 3, 7, 2, 40),
+    (200, 5, 8, 1, 64),
+    (4200, 7, 260, 4, 5000),
+    (2049, 65, 67, 65, 512),
+    (100, 1000, 12, 32, 1000),
+    (0, 3, 4, 2, 1),
+]
+
+
+def _grad(device: Device, rng: np.random.Generator, *, elem: str, serial: bool) -> Iterator[Outcome]:
+    for tokens, vocab, cols, rows, chunk in GRADS:
+        ids = np.minimum(rng.geometric(0.3, tokens) - 1, vocab - 1) if vocab < 100 else rng.integers(0, vocab, tokens)
+        given = ids.copy()
+        given[::17] = np.where(ids[::17] == vocab - 1, -1, ids[::17])  # outside: counts as the last row
+        dy, dy64 = upload(device, rng.standard_normal((tokens, cols)), elem)
+        on_device = Array(device.upload(given.astype(np.int64).astype(np.uint32)), given.shape, "u32")
+        want = np.zeros((vocab, cols))
+        np.add.at(want, ids, dy64 * 1.5)
+        for variant in (
+            GradVariant(rows, chunk, 8 if serial else 64, serial),
+            grad_variant(device.caps, tokens, vocab, cols),
+        ):
+            out = poisoned(device, (vocab, cols))
+            record = device.recorder()
+            record_embedding_grad(record, on_device, dy, out, scale=1.5, variant=variant)
+            record.submit()
+            # Every sum of n terms of about 1.5 is wrong by at most about n half units of its largest value on the way.
+            atol = 2.0**-24 * 8 * (tokens + 1) ** 0.5 * float(np.abs(want).max(initial=1.0))
+            yield Outcome(fetch(device, out), want, 1e-6, atol, label=f"{tokens} of {vocab}x{cols}, {variant}")
 
 
 def _lookup(

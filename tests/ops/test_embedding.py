@@ -26,7 +26,9 @@ def _checked():
 @pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "_") for case in CASES])
 def test_lookup_with_the_drivers_bounds_checks(case, _checked, rng):
     for outcome in case.run(_checked, rng):
-        np.testing.assert_allclose(outcome.got, outcome.want, rtol=outcome.rtol, atol=0, err_msg=outcome.label)
+        np.testing.assert_allclose(
+            outcome.got, outcome.want, rtol=outcome.rtol, atol=outcome.atol, err_msg=outcome.label
+        )
     _checked.memory.check_canaries()
 
 
