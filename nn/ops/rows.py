@@ -106,6 +106,8 @@ def record_rows(
         kernel = device.kernel(
             f"{path}_serial.wgsl", f"{entry}_serial", types=types, constants={"WG": chosen.wg}, subgroups=False
         )
+        if "packs" in kernel.param_names:
+            operands["packs"] = cols
         record(kernel, -(-rows // chosen.wg), cols=cols, **operands)
         return
     if gain_type:

@@ -6,3 +6,5 @@ fn narrow(v: Real) -> Pack { return Pack(v); }
 fn head(v: Pack) -> f32 { return f32(v); }
 fn total(v: Real) -> f32 { return v; }
 fn highest(v: Real) -> f32 { return v; }
+const PACK: u32 = 1u;
+fn component(v: Real, i: u32) -> f32 { return v; }
