@@ -9,6 +9,7 @@ What the loader understands, one construct a line:
     override WG: u32 = 256u;                a pipeline constant, set by constants={"WG": 64}
     const TILE: u32 = 4u;                   a line rewritten by constants={"TILE": 8}
     fn epilogue(v: f32) -> f32 { return v; }   // slot     replaced by slots={"epilogue": "fn epilogue..."}
+    struct Params { ... }                                  gets fields in front by slots={"Params": "k0: f32, "}
 
 Block comments hide all of these. A file is pasted once, where it is first included. Matrix units are written in Tint's
 spelling (subgroup_matrix_left, subgroupMatrixLoad ...); gpu/matrix.py turns it into naga's.
@@ -136,6 +137,7 @@ def assemble(
     for name, value in wanted.items():
         if not isinstance(value, int | float):
             raise ShaderError(f"{path}: constant {name} is {value!r}; expected a number or a bool")
+    fields = slots.pop("Params", "")
     out: list[str] = []
     where: list[tuple[str, int]] = []
     done: set[str] = set()
@@ -154,6 +156,8 @@ def assemble(
         out += replaced
         where += [place] * len(replaced)
     code = "\n".join(out) + "\n"
+    if fields:
+        code = code.replace("struct Params {", f"struct Params {{ {fields}", 1)
     bare = strip_comments(code)
     overrides = frozenset(m[1] for m in _OVERRIDE.finditer(bare))
     pipeline_constants = {k: v for k, v in wanted.items() if k in overrides}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.check.base import Case, Outcome
-from nn.ops.base import Array
+from nn.ops.base import Array, Epilogue
 from nn.ops.matmul import MatMul, record_matmul
 from nn.ops.matmul_block import SUM
 from nn.ops.matmul_variants import BLOCK, EVERY, PACKED, SERIAL, TILED, Variant
@@ -21,7 +21,25 @@ from nn.ops.matmul_variants import BLOCK, EVERY, PACKED, SERIAL, TILED, Variant
 if TYPE_CHECKING:
     from gpu import Device
 
-SCALE = "fn epilogue(value: f32, row: u32, col: u32) -> f32 { return value * 2.0 + f32(row) - 3.0 * f32(col); }"
+SCALE = """@group(0) @binding(5) var<storage, read> e0: array<f32>;
+@group(0) @binding(6) var<storage, read_write> also: array<f32>;
+fn epilogue(value: f32, row: u32, col: u32) -> f32 {
+  let i = p.out_offset + row * p.n + col;
+  also[i] = value;
+  return value * p.f_scale + e0[i] + f32(row) - 3.0 * f32(col);
+}"""
+
+
+def scaled(device: Device, more: np.ndarray) -> Epilogue:
+    """value * 2 + more + row - 3 col, and the value itself in `also`."""
+    also = device.upload(np.full(more.shape, np.nan, np.float32))
+    return Epilogue(SCALE, "f_scale: f32, ", {"f_scale": 2.0}, {"e0": device.upload(more), "also": also})
+
+
+def scaled_outcome(device: Device, epilogue: Epilogue, want: np.ndarray, bound: float) -> Outcome:
+    """What `scaled` left in `also`: the product itself, in f32."""
+    got = device.read(epilogue.buffers["also"], np.float32, want.shape).astype(np.float64)
+    return Outcome(got, want, 1e-6, bound, label="the product beside")
 
 
 def _product(
@@ -49,18 +67,20 @@ def _product(
     out = Array(device.upload(np.full(want.shape, np.nan, numpy)), want.shape, dtype)
     extra = Array(device.upload(added), added.shape, dtype) if bias else None
     record = device.recorder()
+    epilogue, more = None, rng.standard_normal(want.shape).astype(np.float32)
     if chosen is None:
         op = MatMul(trans_a=trans_a, trans_b=trans_b, bias=bias)
         op.lower(record, *arrays, *([] if extra is None else [extra]), out)
     else:
-        slots = {"epilogue": SCALE} if fused else None
+        epilogue = scaled(device, more) if fused else None
         record_matmul(
-            record, chosen, arrays[0], arrays[1], out, trans_a=trans_a, trans_b=trans_b, bias=extra, slots=slots
+            record, chosen, arrays[0], arrays[1], out, trans_a=trans_a, trans_b=trans_b, bias=extra, epilogue=epilogue
         )
     record.submit()
-    if fused:
+    if epilogue is not None:
+        yield scaled_outcome(device, epilogue, want, 2e-6 * largest)
         rows = np.arange(want.size // want.shape[-1]).reshape(*want.shape[:-1], 1)
-        want = want * 2.0 + rows - 3.0 * np.arange(want.shape[-1])
+        want = want * 2.0 + more + rows - 3.0 * np.arange(want.shape[-1])
     # 32 units of f32 rounding at the largest sum of |a b|; an f16 result rounds by at most 2^-11 of its value.
     yield Outcome(
         device.read(out.buffer, numpy, want.shape).astype(np.float64),

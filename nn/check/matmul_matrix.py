@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.check.base import Case, Outcome
-from nn.check.matmul import SCALE
+from nn.check.matmul import scaled, scaled_outcome
 from nn.ops.base import Array
 from nn.ops.matmul import MatMul, record_matmul
 from nn.ops.matmul_matrix import MATRIX
@@ -50,17 +50,19 @@ def product(
     out = Array(device.upload(np.full(want.shape, np.nan, np.float16)), want.shape, "f16")
     extra = Array(device.upload(added), added.shape, "f16") if bias else None
     record = device.recorder()
+    epilogue, more = None, rng.standard_normal(want.shape).astype(np.float32)
     if chosen is None:
         MatMul(trans_a=trans_a, trans_b=trans_b, bias=bias).lower(record, *arrays, *([extra] if extra else []), out)
     else:
-        slots = {"epilogue": SCALE} if fused else None
+        epilogue = scaled(device, more) if fused else None
         record_matmul(
-            record, chosen, arrays[0], arrays[1], out, trans_a=trans_a, trans_b=trans_b, bias=extra, slots=slots
+            record, chosen, arrays[0], arrays[1], out, trans_a=trans_a, trans_b=trans_b, bias=extra, epilogue=epilogue
         )
     record.submit()
-    if fused:
+    if epilogue is not None:
+        yield scaled_outcome(device, epilogue, want, 2e-6 * largest)
         rows = np.arange(want.size // want.shape[-1]).reshape(*want.shape[:-1], 1)
-        want = want * 2.0 + rows - 3.0 * np.arange(want.shape[-1])
+        want = want * 2.0 + more + rows - 3.0 * np.arange(want.shape[-1])
     # 32 units of f32 rounding at the largest sum of |a b|; the f16 result rounds by at most 2^-11 of its value.
     got = device.read(out.buffer, np.float16, want.shape).astype(np.float64)
     yield Outcome(got, want, 2.0**-11 + 1e-6, 2e-6 * largest * (2 if fused else 1) + 1e-7)

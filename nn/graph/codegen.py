@@ -26,7 +26,7 @@ from nn.graph.ir import Cast, Strided, name_of
 from nn.ops.base import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from gpu import Capabilities, Recorder
 
@@ -44,8 +44,8 @@ MAX_ELEMENTS = (1 << 32) - (1 << 24)  # u32 indices, with room for the overhang 
 class Body:
     """WGSL of an expression: a function `value` of its loads and positions, and the Params fields that it reads."""
 
-    def __init__(self, expr: Expr) -> None:
-        self.expr = expr
+    def __init__(self, expr: Expr, prefix: str = "") -> None:
+        self.expr, self.prefix = expr, prefix
         self.loads: list[Load] = []
         self.indices: list[Index] = []
         self.names: list[str] = []
@@ -79,7 +79,7 @@ class Body:
 
     def number(self, value: float | int | bool, dtype: str) -> str:
         """A number as a field of Params, so that others reuse the pipeline."""
-        name = f"k{len(self.fields)}"
+        name = f"{self.prefix}k{len(self.fields)}"
         if dtype == "bool":
             self.fields.append((name, "u32", int(bool(value))))
             return f"(p.{name} != 0u)"
@@ -149,21 +149,22 @@ def with_library(lines: list[str]) -> list[str]:
 
 
 class Addresses:
-    """Where each load, position and result lies, as WGSL over coordinates c0, c1, ... and Params fields."""
+    """Where each load, position and result lies, as WGSL over coordinates c0, c1, ... and Params fields, whose names
+    start with `prefix`."""
 
-    def __init__(self, dims: tuple[int, ...], ats: list[tuple[tuple[int, ...], int]]) -> None:
+    def __init__(self, dims: tuple[int, ...], ats: list[tuple[tuple[int, ...], int]], prefix: str = "") -> None:
         self.fields: list[tuple[str, str, int]] = []
         self.text: list[str] = []
-        self.dims = dims
+        self.dims, self.prefix = dims, prefix
         for j, (strides, offset) in enumerate(ats):
-            terms = [f"p.o{j}"]
-            self.fields.append((f"o{j}", "u32", offset))
+            terms = [f"p.{prefix}o{j}"]
+            self.fields.append((f"{prefix}o{j}", "u32", offset))
             for axis, step in enumerate(strides):
                 if step == 1:
                     terms.append(f"c{axis}")
                 elif step:
-                    terms.append(f"c{axis} * p.s{j}_{axis}")
-                    self.fields.append((f"s{j}_{axis}", "u32", step % (1 << 32)))
+                    terms.append(f"c{axis} * p.{prefix}s{j}_{axis}")
+                    self.fields.append((f"{prefix}s{j}_{axis}", "u32", step % (1 << 32)))
             self.text.append(" + ".join(terms))
 
     def coordinates(self, source: str, first: int, last: int) -> list[str]:
@@ -174,21 +175,24 @@ class Addresses:
             return [f"let c{first} = {source};"]
         lines = [f"var r{first} = {source};"]
         for axis in range(last - 1, first, -1):
-            lines += [f"let c{axis} = r{first} % p.d{axis};", f"r{first} /= p.d{axis};"]
-            self.fields.append((f"d{axis}", "u32", self.dims[axis]))
+            size = f"p.{self.prefix}d{axis}"
+            lines += [f"let c{axis} = r{first} % {size};", f"r{first} /= {size};"]
+            self.fields.append((f"{self.prefix}d{axis}", "u32", self.dims[axis]))
         return [*lines, f"let c{first} = r{first};"]
 
 
-def bindings(body: Body, keys: list[Any], vector: list[bool], first: int) -> tuple[list[str], list[str]]:
-    """Declarations from binding `first` on, and the name each load reads through.
+def bindings(
+    loads: Sequence[Load], keys: Sequence[Any], vector: Sequence[bool], first: int, prefix: str = "b"
+) -> tuple[list[str], list[str]]:
+    """Declarations from binding `first` on, and the name (prefix and a number) each load reads through.
 
     Loads of one key (the same piece of memory) share a binding; a piece seen as vectors and as scalars is bound twice.
     """
     names: dict[Any, str] = {}
     lines, of = [], []
-    for load, key, wide in zip(body.loads, keys, vector):
+    for load, key, wide in zip(loads, keys, vector):
         if (key, wide) not in names:
-            name = names[key, wide] = f"b{len(names)}"
+            name = names[key, wide] = f"{prefix}{len(names)}"
             type_ = f"vec4<{STORED[load.dtype]}>" if wide else STORED[load.dtype]
             lines.append(f"@group(0) @binding({first + len(lines)}) var<storage, read> {name}: array<{type_}>;")
         of.append(names[key, wide])
@@ -328,7 +332,7 @@ def generate(
                 offsets[j] //= 4
         shape, strides = coalesce(shape, strides)
     addresses = Addresses(shape, list(zip(strides, offsets)))
-    declared, names = bindings(body, keys, flags[:count], 1)
+    declared, names = bindings(body.loads, keys, flags[:count], 1)
     largest = 4 * max(DTYPES[d][0] for d in (dtype, *(load.dtype for load in body.loads)))
     steps = STEPS[largest] if wide else ELEMENTS
     lines = addresses.coordinates("i", 0, len(shape))

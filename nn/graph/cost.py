@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpu.work import Cost, Scope
 from nn.graph.codegen import MapStep
 from nn.graph.copy import TransposeStep
+from nn.graph.epilogue import FusedStep
 from nn.graph.expr import Apply, Load, walk
 from nn.graph.fold import FoldStep
 from nn.graph.ir import Strided, name_of
@@ -47,7 +48,8 @@ class StepScope(Scope):
         if self.op is None:
             return type(step).__name__
         name = name_of(self.op)
-        return snake(type(self.op).__name__) if name == type(self.op).__name__.lower() else name
+        name = snake(type(self.op).__name__) if name == type(self.op).__name__.lower() else name
+        return f"{name}, {step.body.title}" if isinstance(step, FusedStep) else name
 
     @property
     def kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -113,6 +115,12 @@ def cost_of(step: Step, op: Op | None, progress: Progress | None = None) -> Cost
         return Cost(elements * (1 + operations(step.body.expr)), read_bytes(step.body.expr.loads), written)
     if op is None:
         return Cost(0, sum(stored_bytes(v.spec) for v in step.reads), sum(stored_bytes(v.spec) for v in step.writes))
+    if isinstance(step, FusedStep):
+        own = op.cost(operand_specs(step), [step.result.spec], progress)
+        size, saved = step.value.spec.size, 0 if step.kept else stored_bytes(step.result.spec)
+        return own + Cost(
+            operations(step.expr) * size, read_bytes(tuple(step.inputs)), stored_bytes(step.value.spec) - saved
+        )
     return op.cost(operand_specs(step), result_specs(step), progress)
 
 

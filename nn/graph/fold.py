@@ -332,7 +332,7 @@ class FoldStep:
             declared = [f"@group(0) @binding(3) var<storage, read> b0: array<{element}>;"]
             values, dtypes, reads = dict(zip(["b0"], self.reads)), [acc], ["b0"]
         else:
-            declared, reads = bindings(body, [load.value for load in body.loads], wide[:count], 3)
+            declared, reads = bindings(body.loads, [load.value for load in body.loads], wide[:count], 3)
             values = {name: load.value for name, load in zip(reads, body.loads)}
             dtypes = [load.dtype for load in body.loads]
         code = [*addresses.coordinates("row", 0, len(outer))]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nn.graph import codegen, fold
 from nn.graph.copy import GapsStep, transpose_step
+from nn.graph.epilogue import FusedStep, Waiting, may_wait, read_elsewhere
 from nn.graph.expr import Apply, Expr, Index, Load, Scalar, Value, scalars
 from nn.graph.ir import (
     COMPUTE,
@@ -98,19 +99,40 @@ class Fuser:
         self.paths: list[str] = []  # of each step: where in a model it stands
         self.exprs: dict[Node, Expr] = {}
         self.results: dict[Node, tuple[Value, ...]] = {}  # of kernels: results, then written operands
+        self.waiting: Waiting | None = None  # an operation that an element-wise reader may join
 
     def run(self, outputs: Sequence[Node]) -> tuple[list[Step], list[tuple[Value, Strided]]]:
         order, self.pinned = ordered(outputs)
         self.shared, self.asked = shared_nodes(order, outputs), set(outputs)
         self.uses = Counter(x for node in order if node.value is None for x in node.inputs)
+        self.users: dict[Node, list[Node]] = {}
+        for node in order:
+            for x in node.inputs if node.value is None else ():
+                self.users.setdefault(x, []).append(node)
         for node in order:
             self.visit(node)
             self.name_steps(node)
-        return self.steps, [self.operand(node) for node in outputs]
+        found = [self.operand(node) for node in outputs]
+        self.settle()
+        return self.steps, found
 
     def name_steps(self, node: Node) -> None:
         """Steps made since the last call are this node's."""
         self.paths += [node.path] * (len(self.steps) - len(self.paths))
+
+    def emit(self, step: Step) -> None:
+        """Append a step; before it the waiting operation, if this step reads its result or writes over an operand."""
+        node = getattr(step, "node", None)
+        if self.waiting is not None and (self.waiting.result in step.reads or (node is not None and node.op.mutates)):
+            self.settle()
+        self.steps.append(step)
+
+    def settle(self) -> None:
+        """The waiting operation becomes a step of its own."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            self.steps.append(KernelStep(waiting.node, waiting.operands, (waiting.result,)))
+            self.name_steps(waiting.node)
 
     # --- one node ----------------------------------------------------------------------------------------------------
 
@@ -207,10 +229,24 @@ class Fuser:
     def store(self, node: Node) -> Value:
         """Compute the node's expression into dense memory of its own; from here on it is a load."""
         value = Value(node.spec)
-        self.write(self.exprs[node], value, Strided.dense(node.spec.shape))
+        at = Strided.dense(node.spec.shape)
+        if not self.join(node, value, at):
+            self.write(self.exprs[node], value, at)
         self.name_steps(node)
         self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
         return value
+
+    def join(self, node: Node, value: Value, at: Strided) -> bool:
+        """Make the node's value in the epilogue of the waiting operation, where that can be."""
+        waiting, expr = self.waiting, self.exprs[node]
+        if waiting is None or not any(load.value is waiting.result for load in expr.loads):
+            return False
+        kept = read_elsewhere(waiting.node, node, self.users, self.asked)
+        if not waiting.takes(self.caps, expr, value, at, kept=kept):
+            return False
+        self.steps.append(FusedStep(waiting.node, waiting.operands, waiting.result, expr, value, kept))
+        self.waiting = None
+        return True
 
     def write(self, expr: Expr, value: Value, at: Strided) -> None:
         if expr.dtype not in COMPUTE:
@@ -220,7 +256,7 @@ class Fuser:
             )
         if math.prod(at.shape):
             turned = transpose_step(self.caps, expr, value, at)
-            self.steps.append(turned or codegen.MapStep(self.caps, expr, value, at))
+            self.emit(turned or codegen.MapStep(self.caps, expr, value, at))
 
     def operand(self, node: Node) -> tuple[Value, Strided]:
         """The node's value as kernels want it: contiguous, at an offset that can be bound."""
@@ -240,7 +276,11 @@ class Fuser:
         operands = [self.operand(x) for x in node.inputs]
         written = tuple(operands[i][0] for i in node.op.mutates)
         results = tuple(Value(spec) for spec in node.specs)
-        self.steps.append(KernelStep(node, tuple(operands), results))
+        if may_wait(node, self.users):
+            self.settle()
+            self.waiting = Waiting(node, tuple(operands), results[0])
+        else:
+            self.emit(KernelStep(node, tuple(operands), results))
         self.results[node] = (*results, *written)
         if results:
             self.exprs[node] = Load(node.spec.dtype, results[0], Strided.dense(node.spec.shape))
@@ -254,7 +294,8 @@ class Fuser:
             if not self.fits(self.exprs[x], Spec((1, *x.spec.shape))) or isinstance(self.exprs[x], Scalar):
                 self.store(x)
             value = Value(node.spec)
-            self.steps.extend(fold.reduce_steps(self.caps, op, self.exprs[x], x.spec.shape, value))
+            for step in fold.reduce_steps(self.caps, op, self.exprs[x], x.spec.shape, value):
+                self.emit(step)
             self.exprs[node] = Load(op.dtype, value, Strided.dense(node.spec.shape))
 
     def cat(self, node: Node, op: Cat) -> None:
@@ -284,7 +325,7 @@ class Fuser:
                 )
         gaps = GapsStep.of(value, op, [x.spec.size for x in node.inputs])
         if gaps.gaps:
-            self.steps.append(gaps)
+            self.emit(gaps)
         self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
 
     def moves_in(self, node: Node) -> bool:

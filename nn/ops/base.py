@@ -112,6 +112,21 @@ def stored_bytes(spec: Spec) -> int:
     return math.prod(spec.shape[:-1]) * format_of(spec.dtype).row_bytes(spec.shape[-1])
 
 
+@dataclass(frozen=True)
+class Epilogue:
+    """Element-wise work that a kernel does with what it makes: text for the shader's slots `epilogue` and `Params`, the
+    numbers of the new Params fields, and the buffers of the new bindings."""
+
+    text: str
+    params: str
+    fields: dict[str, Any]
+    buffers: dict[str, Buffer]
+
+    @property
+    def slots(self) -> dict[str, str]:
+        return {"epilogue": self.text, "Params": self.params}
+
+
 class Op:
     """Base of every operation. Subclasses are frozen dataclasses whose fields are the options.
 
@@ -120,6 +135,7 @@ class Op:
     """
 
     mutates: tuple[int, ...] = ()
+    takes_epilogue: ClassVar[bool] = False  # whether `lower_with` is there
     group: ClassVar[str] = "other"  # what its time is counted under: "linear", "attention", "norm", ...
 
     def infer(self, *inputs: Spec) -> Spec | tuple[Spec, ...]:
@@ -160,4 +176,8 @@ class Op:
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
         """Record the dispatches. `arrays`: the operands, then the results, as Array (or Weight for block formats)."""
+        raise NotImplementedError
+
+    def lower_with(self, record: Recorder, epilogue: Epilogue, *arrays: Any) -> None:
+        """As lower, with element-wise work on each value before it is written. Where takes_epilogue is true."""
         raise NotImplementedError

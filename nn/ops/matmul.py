@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu.work import Cost
-from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, stored_bytes
+from nn.ops.base import FLOATS, Array, Epilogue, Op, Progress, ShapeError, Spec, stored_bytes
 from nn.ops.matmul_block import SUM, record_block, sum_options
 from nn.ops.matmul_packed import record_packed
 from nn.ops.matmul_tune import MATMUL
@@ -48,6 +48,7 @@ class MatMul(Op):
     bias: bool = False
     group = "linear"
     name = "matmul"
+    takes_epilogue = True
 
     def infer(self, *inputs: Spec) -> Spec:
         a, b, *rest = inputs
@@ -94,11 +95,18 @@ class MatMul(Op):
         return Cost(out.size * (2 * depth + self.bias), read, stored_bytes(out))
 
     def lower(self, record: Recorder, *arrays: Any) -> None:
+        self._lower(record, None, *arrays)
+
+    def lower_with(self, record: Recorder, epilogue: Epilogue, *arrays: Any) -> None:
+        self._lower(record, epilogue, *arrays)
+
+    def _lower(self, record: Recorder, epilogue: Epilogue | None, *arrays: Any) -> None:
         a, b, *bias, out = arrays
         chosen = MATMUL.pick(record.device, shape_of(a, b, out, trans_a=self.trans_a, trans_b=self.trans_b))
         record_matmul(
-            record, chosen, a, b, out, trans_a=self.trans_a, trans_b=self.trans_b, bias=bias[0] if bias else None
-        )
+            record, chosen, a, b, out, trans_a=self.trans_a, trans_b=self.trans_b,
+            bias=bias[0] if bias else None, epilogue=epilogue,
+        )  # fmt: skip
 
 
 def shape_of(a: Array, b: Array, out: Array, *, trans_a: bool = False, trans_b: bool = False) -> Shape:
@@ -118,9 +126,10 @@ def record_matmul(
     trans_a: bool = False,
     trans_b: bool = False,
     bias: Array | None = None,
-    slots: dict[str, str] | None = None,
+    epilogue: Epilogue | None = None,
 ) -> None:
     """One product, or one for each outer index where more than two batch axes repeat in ways that do not merge."""
+    slots = None if epilogue is None else epilogue.slots
     shape = shape_of(a, b, out, trans_a=trans_a, trans_b=trans_b)
     m, n, k = shape.m, shape.n, shape.k
     entry = "matmul" if bias is None else "matmul_bias"
@@ -131,6 +140,7 @@ def record_matmul(
     else:  # bias and epilogue wait for the sum
         kernel = device.kernel(chosen.path, "matmul", **options)
     buffers = {"a": a.buffer, "b": b.buffer, "out": out.buffer} | ({} if bias is None else {"bias": bias.buffer})
+    more: dict[str, Any] = {} if epilogue is None else {**epilogue.fields, **epilogue.buffers}
     axes = _merged(out.shape[:-2], _strides(a.shape, out.shape), _strides(b.shape, out.shape))
     inner = [(1, 0, 0)] * (2 - len(axes)) + axes[-2:]
     (size_0, a_0, b_0), (size_1, a_1, b_1) = inner
@@ -144,12 +154,12 @@ def record_matmul(
             "out_offset": index * size_0 * size_1 * m * n,
         }  # fmt: skip
         if chosen.path == PACKED:
-            record_packed(record, kernel, chosen, shape.dtype, sizes, buffers)
+            record_packed(record, kernel, chosen, shape.dtype, sizes, buffers, more)
             continue
         if chosen.path == BLOCK:
-            record_block(record, (kernel, total), chosen, shape, sizes, buffers)
+            record_block(record, (kernel, total), chosen, shape, sizes, buffers, more)
             continue
-        record(kernel, grid=size_0 * size_1 * -(-m // chosen.rows) * -(-n // chosen.cols), **sizes, **buffers)
+        record(kernel, grid=size_0 * size_1 * -(-m // chosen.rows) * -(-n // chosen.cols), **sizes, **buffers, **more)
 
 
 def _unrepeated(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -48,11 +48,12 @@ def record_block(
     shape: Shape,
     sizes: dict[str, int],
     buffers: dict[str, Buffer],
+    more: dict[str, Any],
 ) -> None:
     """One dispatch, or two where the k axis is cut: the parts, and their sum with bias and epilogue.
 
-    kernels: the product's, and the one that adds up parts. sizes: the Params of shaders/matmul/dense_params.wgsl. Parts
-    lie in scratch memory that a recording's products share.
+    kernels: the product's, and the one that adds up parts. sizes: the Params of shaders/matmul/dense_params.wgsl. more:
+    Params and buffers of an epilogue. Parts lie in scratch memory that a recording's products share.
     """
     taken = ("m", "n", "k", "batches", "size_1", "out_offset")
     taken += tuple(f"{name}_{what}" for name in "ab" for what in ("offset", "batch_0", "batch_1"))
@@ -62,14 +63,14 @@ def record_block(
     product, total = kernels
     grid = batches * split * -(-m // chosen.rows) * -(-n // chosen.cols)
     if total is None:
-        record(product, grid=grid, **params, split=1, k_part=shape.k, **buffers)
+        record(product, grid=grid, **params, split=1, k_part=shape.k, **buffers, **more)
         return
     params |= {"split": split, "k_part": k_part(chosen, shape.k)}
     parts = record.scratch("matmul parts", max(4 * split * batches * m * n, 16))
     a, b = buffers["a"], buffers["b"]
     record(product, grid=grid, **(params | {"out_offset": 0}), a=a, b=b, out=parts)
     rest = {name: buffer for name, buffer in buffers.items() if name not in ("a", "b")}
-    record(total, grid=-(-batches * m * -(-n // 4) // 256), **params, parts=parts, **rest)
+    record(total, grid=-(-batches * m * -(-n // 4) // 256), **params, parts=parts, **rest, **more)
 
 
 def sum_options(shape: Shape) -> dict[str, Any]:

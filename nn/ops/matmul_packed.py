@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpu import Buffer, Kernel, Recorder
@@ -17,9 +17,16 @@ def panel_bytes(lines: int, k: int, tile: int) -> int:
 
 
 def record_packed(
-    record: Recorder, kernel: Kernel, chosen: Variant, dtype: str, sizes: dict[str, int], buffers: dict[str, Buffer]
+    record: Recorder,
+    kernel: Kernel,
+    chosen: Variant,
+    dtype: str,
+    sizes: dict[str, int],
+    buffers: dict[str, Buffer],
+    more: dict[str, Any],
 ) -> None:
     """Three dispatches: panels of a, panels of b, the product. sizes: the Params of shaders/matmul/dense_params.wgsl.
+    more: Params and buffers of an epilogue.
 
     An operand that all batches share is laid out once. Panels live in scratch memory that a recording's products share.
     """
@@ -45,5 +52,5 @@ def record_packed(
         grid=batches * -(-m // chosen.rows) * -(-n // chosen.cols),
         m=m, n=n, fours=-(-k // 4), batches=batches, out_offset=sizes["out_offset"],
         **counts,
-        **{**buffers, **panels},
+        **{**buffers, **panels, **more},
     )  # fmt: skip
