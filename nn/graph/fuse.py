@@ -270,9 +270,38 @@ class Fuser:
                 return expr.value, expr.at  # a Weight
         return self.store(node), Strided.dense(node.spec.shape)
 
+    def stack(self, node: Node) -> None:
+        """Copy operands that lie alike in one value (queries, keys and values of one product) in one dispatch."""
+        groups: dict[tuple[Value, Strided], list[tuple[int, Node]]] = {}
+        for x in dict.fromkeys(node.inputs):
+            expr = self.exprs[x]
+            if not isinstance(expr, Load) or expr.at.contiguous or not isinstance(expr.value.array, Array | None):
+                continue
+            if expr.dtype in COMPUTE and x.spec.nbytes % self.caps.offset_alignment == 0 and x.spec.size:
+                alike = Strided(expr.at.shape, expr.at.strides)
+                groups.setdefault((expr.value, alike), []).append((expr.at.offset, x))
+        for (value, alike), found in groups.items():
+            found.sort(key=lambda pair: pair[0])
+            first, step = found[0][0], found[-1][0] - found[0][0]
+            if len(found) < 2 or step % (len(found) - 1):
+                continue
+            step //= len(found) - 1
+            if any(offset != first + i * step for i, (offset, _) in enumerate(found)) or step <= 0:
+                continue
+            shape = (len(found), *alike.shape)
+            together = Value(Spec(shape, value.spec.dtype))
+            if together.spec.nbytes > self.caps.max_binding - 512:
+                continue
+            at = Strided(shape, (step, *alike.strides), first)
+            self.write(Load(value.spec.dtype, value, at), together, Strided.dense(shape))
+            dense = Strided.dense(alike.shape)
+            for i, (_, x) in enumerate(found):
+                self.exprs[x] = Load(x.spec.dtype, together, Strided(dense.shape, dense.strides, i * x.spec.size))
+
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def kernel(self, node: Node) -> None:
+        self.stack(node)
         operands = [self.operand(x) for x in node.inputs]
         written = tuple(operands[i][0] for i in node.op.mutates)
         results = tuple(Value(spec) for spec in node.specs)
@@ -355,7 +384,7 @@ def cheap(expr: Expr) -> bool:
 
 def ordered(outputs: Sequence[Node]) -> tuple[list[Node], set[Node]]:
     """Nodes in an order that keeps every reader of a value ahead of the operation that writes over it; and the
-    readers that have no kernel of their own, which must not be fused into something later.
+    readers without a kernel of their own that must not be fused into something later, because that needs the new value.
 
     Raises RuntimeError where a reader of the old version also needs the new one.
     """
@@ -371,10 +400,20 @@ def ordered(outputs: Sequence[Node]) -> tuple[list[Node], set[Node]]:
     before: dict[Node, list[Node]] = {}
     pinned: set[Node] = set()
     for writer in writers:
+        after: set[Node] | None = None  # what needs the write
         for position in writer.op.mutates:
             others = [node for node in readers[writer.inputs[position]] if node is not writer]
+            behind = fused_readers(others, readers)
+            if after is None:
+                after = {writer}
+                for node in order:
+                    if node.value is None and not after.isdisjoint(node.inputs):
+                        after.add(node)
+            if after.isdisjoint(behind):  # all kernels that they end up in run before the write
+                others = behind
+            else:
+                pinned.update(node for node in others if isinstance(node.op, Map | Cast | View))
             before.setdefault(writer, []).extend(others)
-            pinned.update(node for node in others if isinstance(node.op, Map | Cast | View))
     order = chronological(topological(outputs, before), before)
     place = {node: i for i, node in enumerate(order)}
     for writer, others in before.items():
@@ -385,6 +424,20 @@ def ordered(outputs: Sequence[Node]) -> tuple[list[Node], set[Node]]:
                     "after it; read the tensor that was passed to the write, or .clone() the old value first"
                 )
     return order, pinned
+
+
+def fused_readers(nodes: Sequence[Node], readers: Mapping[Node, Sequence[Node]]) -> list[Node]:
+    """The nodes and, behind those without a kernel of their own, all that may take them in."""
+    found = dict.fromkeys(nodes)
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if isinstance(node.op, Map | Cast | View):
+            for reader in readers.get(node, ()):
+                if reader not in found:
+                    found[reader] = None
+                    todo.append(reader)
+    return list(found)
 
 
 def chronological(order: Sequence[Node], before: Mapping[Node, Sequence[Node]] | None = None) -> list[Node]:

@@ -26,6 +26,7 @@ from nn.graph.ir import (
     constant,
     topological,
 )
+from nn.graph.joins import step_cat, sum_of_padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,10 +92,7 @@ def step(node: Node) -> Node | None:
             return x
         return fold(node, lambda v: cast_scalar(v, op.dtype))
     if isinstance(op, Cat):
-        filled = tuple(x for x in node.inputs if x.spec.size)
-        if len(filled) == 1:
-            return filled[0]
-        return Node(op, filled, node.specs) if 0 < len(filled) < len(node.inputs) else None
+        return step_cat(node, op)
     if isinstance(op, Pack):
         return packed_before(node, op)
     if isinstance(op, Reduce):
@@ -154,6 +152,10 @@ def step_map(op: Map, node: Node) -> Node | None:
                 return inputs[0]
         elif left == neutral and op.name in ("add", "mul"):
             return inputs[1]
+    if op.name == "add":
+        joined = sum_of_padded(node)
+        if joined is not None:
+            return joined
     if op.name == "neg" and inputs[0].value is None and inputs[0].op == op:
         return inputs[0].inputs[0]
     if op.name == "where" and inputs[1] is inputs[-1]:
