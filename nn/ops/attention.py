@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gpu.errors import LimitExceeded
 from gpu.work import Cost
+from nn import tape
 from nn.ops.attention_tune import ATTENTION
-from nn.ops.attention_variants import Shape, Variant
+from nn.ops.attention_variants import KEEPING, Shape, Variant, keeping
 from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, check_step, stored_bytes
 from nn.tensor import Tensor, apply
 
@@ -119,7 +120,10 @@ def attention(
         softcap=softcap or 0.0,
         scale=1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale,
     )
-    return apply(op, q, k, v) if mask is None else apply(op, q, k, v, mask)
+    operands = (q, k, v) if mask is None else (q, k, v, mask)
+    if tape.is_grad_enabled() and any(t.requires_grad for t in operands):
+        return apply(replace(op, keep=True), *operands)[0]
+    return apply(op, *operands)
 
 
 def cached_attention(
@@ -164,16 +168,18 @@ def cached_attention(
 
 @dataclass(frozen=True)
 class Attention(Op):
-    """Operands q, k, v and, optionally, mask. window and softcap: 0 for none."""
+    """Operands q, k, v and, optionally, mask. window and softcap: 0 for none. keep: a second result for the way back,
+    the logarithms of the rows' sums of exponentials (B, Hq, L) f32."""
 
     causal: bool
     offset: int
     window: int
     softcap: float
     scale: float
+    keep: bool = False
     group = "attention"
 
-    def infer(self, q: Spec, k: Spec, v: Spec, mask: Spec | None = None) -> Spec:
+    def infer(self, q: Spec, k: Spec, v: Spec, mask: Spec | None = None) -> Spec | tuple[Spec, ...]:
         _check_dtypes("attention", q, k, v)
         (b, heads, length, d), name = q.shape, "attention"
         if len(k.shape) != 4 or k.shape != v.shape or k.shape[0] != b or k.shape[3] != d:
@@ -190,7 +196,12 @@ class Attention(Op):
                 )
             if mask.dtype not in ("bool", *FLOATS):
                 raise TypeError(f"{name}: mask is {mask.dtype}; expected bool (true takes part), f32 or f16 (added)")
-        return q
+        return (q, Spec(q.shape[:3])) if self.keep else q
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
+        from nn.ops.attention_grad import attention_gradient  # here: it imports this module
+
+        return attention_gradient(self, dy[0], *tensors)
 
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         q, k, _, *mask = operands
@@ -203,7 +214,7 @@ class Attention(Op):
         return Cost(batch * heads * pairs * pair_flops(d, self.softcap), read, stored_bytes(results[0]))
 
     def lower(self, record: Recorder, q: Array, k: Array, v: Array, *rest: Array) -> None:
-        mask, out = (rest[0], rest[1]) if len(rest) == 2 else (None, rest[0])
+        *mask, out = rest[:-1] if self.keep else rest
         record_attention(
             record,
             Heads.of(q),
@@ -211,11 +222,12 @@ class Attention(Op):
             Heads.of(v),
             Heads.of(out),
             scale=self.scale,
-            mask=mask,
+            mask=mask[0] if mask else None,
             causal=self.causal,
             offset=self.offset,
             window=self.window,
             softcap=self.softcap,
+            lse=rest[-1] if self.keep else None,
         )
 
 
@@ -320,6 +332,7 @@ def record_attention(
     window: int = 0,
     softcap: float = 0.0,
     limit: int = 0,
+    lse: Array | None = None,
     variant: Variant | None = None,
     subgroups: bool | None = None,
     subgroup_size: int | None = None,
@@ -327,7 +340,8 @@ def record_attention(
     """One dispatch of shaders/attention/: the one place that knows which kernel, parts and grid.
 
     step: the buffer that gives position and tokens (then causal and offset are not looked at). limit: most keys that a
-    row sees, if known (0: not). variant: which kernel; None takes the tuner's. subgroup_size: what lanes.wgsl is built
+    row sees, if known (0: not). lse: (batch, heads, q_len) f32, filled with the logarithms of the rows' sums, for which
+    there are fewer kernels. variant: which kernel; None takes the tuner's. subgroup_size: what lanes.wgsl is built
     for; None takes the size that the device was seen to use (a driver that varies it may run it with a smaller one).
     """
     device = record.device
@@ -352,7 +366,7 @@ def record_attention(
         limit=limit,
     )
     if variant is None:
-        variant = ATTENTION.pick(device, shape)
+        variant = ATTENTION.pick(device, shape) if lse is None else keeping(device.caps, shape)
     elif not variant.fits(device.caps, shape):
         raise LimitExceeded(
             f"attention: the variant '{variant.name}' cannot run {shape} on {device.caps.name}; "
@@ -365,21 +379,13 @@ def record_attention(
     }
     types = {"Elem": q.dtype, "KV": k.dtype}
     buffers = {"q": q.buffer, "k": k.buffer, "v": v.buffer, "out": out.buffer}
-    strides = dict.fromkeys(("mask_batch", "mask_head", "mask_row", "mask_key"), 0)
     if step is not None:
         buffers["step"] = step
-    if mask is not None:
-        boolean = mask.dtype == "bool"
-        parts["mask"] = f"attention/mask_{'bool' if boolean else 'additive'}.wgsl"
-        buffers["allowed" if boolean else "bias"] = mask.buffer
-        if not boolean:
-            types["Bias"] = mask.dtype
-        for axis, name in enumerate(strides):
-            strides[name] = math.prod(mask.shape[axis + 1 :]) if mask.shape[axis] > 1 else 0
-    for name, view in (("q", q), ("k", k), ("v", v), ("out", out)):
-        strides |= {
-            f"{name}_{axis}": stride for axis, stride in zip(("batch", "head", "row"), view.strides, strict=True)
-        }
+    if lse is not None:
+        buffers["lse"] = lse.buffer
+    if lse is not None and variant.kind in KEEPING:
+        parts["lse"] = "attention/lse_store.wgsl"
+    strides = mask_options(mask, parts, types, buffers) | strides_of(q=q, k=k, v=v, out=out)
     constants = {"D": d} | dict(variant.constants)
     kind, path = variant.kind, f"attention/{variant.kind}.wgsl"
     grid = (heads, q_len, batch)
@@ -423,6 +429,31 @@ def record_attention(
     for entry, counts in passes:
         kernel = device.kernel(path, entry, **options)
         record(kernel, counts, **{name: buffers[name] for name in kernel.names}, **numbers)
+
+
+def mask_options(
+    mask: Array | None, parts: dict[str, str], types: dict[str, str], buffers: dict[str, Buffer]
+) -> dict[str, int]:
+    """The mask's strides; its part, type and buffer are put into the dictionaries."""
+    strides: dict[str, int] = dict.fromkeys(("mask_batch", "mask_head", "mask_row", "mask_key"), 0)
+    if mask is not None:
+        boolean = mask.dtype == "bool"
+        parts["mask"] = f"attention/mask_{'bool' if boolean else 'additive'}.wgsl"
+        buffers["allowed" if boolean else "bias"] = mask.buffer
+        if not boolean:
+            types["Bias"] = mask.dtype
+        for axis, name in enumerate(strides):
+            strides[name] = math.prod(mask.shape[axis + 1 :]) if mask.shape[axis] > 1 else 0
+    return strides
+
+
+def strides_of(**views: Heads) -> dict[str, int]:
+    """Params of shaders/attention/params.wgsl: q_batch, q_head, q_row, ..."""
+    return {
+        f"{name}_{axis}": stride
+        for name, view in views.items()
+        for axis, stride in zip(("batch", "head", "row"), view.strides, strict=True)
+    }
 
 
 def _four(x: Tensor) -> Tensor:

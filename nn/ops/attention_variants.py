@@ -151,12 +151,67 @@ def default(caps: Capabilities, shape: Shape) -> Variant:
     return next(v for v in wanted if v.fits(caps, shape))
 
 
+KEEPING = ("tile", "narrow")  # kernels that can keep the logarithms of the rows' sums
+
+
+def keeping(caps: Capabilities, shape: Shape) -> Variant:
+    """The kernel where the way back needs the logarithms of the rows' sums."""
+    if caps.kind == "cpu":
+        return NARROW
+    wanted = tile_variant(4, 4, 16, 2) if shape.d <= 64 else tile_variant(4, 4, 32, 4)
+    return wanted if wanted.fits(caps, shape) else SMALL_TILE
+
+
+@dataclass(frozen=True)
+class GradVariant:
+    """A kernel of the gradients, shaders/attention/grad_KIND.wgsl. rows: of its own side a workgroup."""
+
+    name: str
+    kind: Literal["tile", "serial"]
+    rows: int
+    constants: tuple[tuple[str, int], ...] = ()
+
+    def fits(self, caps: Capabilities, shape: Shape) -> bool:
+        """Whether the device and the shape allow it."""
+        constants = dict(self.constants)
+        if not constants:
+            return True
+        pn, wide = constants["PN"], constants["WIDE"]
+        nbytes = 16 * (self.rows * max(9, 2 * pn + 1) + 8 * pn * max(9, 8 * wide))
+        return (
+            8 * constants["TY"] <= caps.max_invocations
+            and nbytes <= caps.max_workgroup_bytes
+            and wide <= -(-shape.d // 32)
+        )
+
+
+def grad_tile(pm: int, pn: int, ty: int, wide: int) -> GradVariant:
+    """pm own rows and pn rows of the other side an invocation, 8 * ty invocations, features staged in 32 wide."""
+    constants = (("PM", pm), ("PN", pn), ("TY", ty), ("WIDE", wide))
+    return GradVariant(f"tile {pm * ty}x{8 * pn} by {8 * ty} wide {wide}", "tile", pm * ty, constants)
+
+
+SMALL_GRAD = grad_tile(4, 4, 16, 1)
+GRADS = (SMALL_GRAD, grad_tile(4, 4, 16, 2), grad_tile(4, 4, 32, 4), grad_tile(2, 4, 16, 4))
+
+
+def grad_default(caps: Capabilities, shape: Shape) -> GradVariant:
+    """The kernel of the gradients for this device and shape."""
+    wanted = grad_tile(4, 4, 16, 2) if shape.d <= 64 else grad_tile(4, 4, 32, 4)
+    return wanted if wanted.fits(caps, shape) else SMALL_GRAD
+
+
 __all__ = [
     "EVERY",
+    "GRADS",
+    "KEEPING",
+    "GradVariant",
     "Kind",
     "Shape",
     "Variant",
     "default",
+    "grad_default",
+    "keeping",
     "lanes_variant",
     "matrix_variant",
     "tile_variant",

@@ -10,6 +10,7 @@
 // include attention/rows_vec4.wgsl as rows
 // include attention/keys_given.wgsl as keys
 // include attention/mask_none.wgsl as mask
+// include attention/lse_none.wgsl as lse
 const ROWS: u32 = 4u;                                  // 1 to 4
 var<workgroup> tops: array<vec4<f32>, 8>;              // of each lane: a component for each pair
 var<workgroup> weights: array<vec4<f32>, ROWS * 8u>;   // exp(score - m): [pair][lane], keys 4 lane to 4 lane + 3
@@ -112,6 +113,7 @@ fn attention_narrow(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocat
   for (var n = 0u; n < 8u; n++) { all += tops[n]; }
   let inverse = select(vec4<f32>(0.0), 1.0 / all, all != vec4<f32>(0.0));   // NaN stays NaN
   for (var r = 0u; r < ROWS; r++) {
+    if (lane == 0u) { store_lse((batch * p.heads + head[r]) * p.q_len + row[r], top[r], all[r]); }
     let out_base = batch * p.out_batch + head[r] * p.out_head + row[r] * p.out_row;
     for (var d = lane; d < p.quads; d += 8u) { store_out(out_base, d, sums[r * D4 + d] * inverse[r]); }
   }

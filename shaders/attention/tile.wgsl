@@ -10,6 +10,7 @@
 // include attention/rows_vec4.wgsl as rows
 // include attention/keys_given.wgsl as keys
 // include attention/mask_none.wgsl as mask
+// include attention/lse_none.wgsl as lse
 const PM: u32 = 4u;                     // query rows an invocation, a multiple of 4
 const PN: u32 = 4u;                     // keys an invocation, a multiple of 4
 const TY: u32 = 16u;                    // rows of invocations
@@ -221,6 +222,7 @@ fn attention_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups)
     let row = first + r + TY * i;
     if (row < p.q_len) {
       let inverse = select(0.0, 1.0 / total[i], total[i] != 0.0);     // NaN stays NaN
+      if (c == 0u) { store_lse((batch * p.heads + head) * p.q_len + row, top[i], total[i]); }
       for (var chunk = 0u; chunk < CHUNKS; chunk++) {
         let d = chunk * 8u + c;
         let value = select(vec4<f32>(0.0), sum[chunk][i] * inverse, row < rows_end);   // `whole` tiles count padding rows too
