@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nn.checkpointing import checkpoint
+    from nn.graph.jit import jit
     from nn.llm import LLM
 
-__all__ = ["LLM"]
+__all__ = ["LLM", "checkpoint", "jit"]
+_HOME = {"LLM": "nn.llm", "checkpoint": "nn.checkpointing", "jit": "nn.graph.jit"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":  # imported on use: the tokenizer's packages come with anygpu[chat]
-        from nn.llm import LLM
-
-        return LLM
+    if name in _HOME:  # imported on use: the tokenizer's packages come with anygpu[chat]
+        return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'nn' has no attribute {name!r}")

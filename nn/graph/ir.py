@@ -16,6 +16,7 @@ of the graph; `Node.settle` is the one place where they are let go.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 import time
@@ -36,9 +37,10 @@ INTEGERS = ("i32", "u32")
 
 
 class _Names(threading.local):
-    """Where in a model the nodes of this thread are being made."""
+    """Where in a model the nodes of this thread are being made, and in which recomputation."""
 
     path = ""
+    region = 0
 
 
 _names = _Names()
@@ -56,16 +58,54 @@ def named(name: str) -> Iterator[None]:
         _names.path = before
 
 
+_regions = itertools.count(1)
+
+
+@contextlib.contextmanager
+def recomputation() -> Iterator[None]:
+    """Nodes made in the block are computed although equal ones are there, so that those need not be kept."""
+    before = _names.region
+    _names.region = next(_regions)
+    try:
+        yield
+    finally:
+        _names.region = before
+
+
+@contextlib.contextmanager
+def in_region(region: int) -> Iterator[None]:
+    """Nodes made in the block belong to the recomputation of this number."""
+    before = _names.region
+    _names.region = region
+    try:
+        yield
+    finally:
+        _names.region = before
+
+
 class Node:
     """One value of the graph. A node with several results has their `specs`, and `Item` nodes that pick them apart;
     `spec` is the first one's.
 
     `value` holds the device memory once there is any; `base` is the node whose memory it shares, if it has none of its
     own. `stale` names the operation that wrote over that memory. `born` is when it was made (perf_counter_ns), `path`
-    where in a model (`named`).
+    where in a model (`named`), `region` in which `recomputation` (0: none): equal nodes of two regions stay apart.
     """
 
-    __slots__ = ("__weakref__", "_items", "_stale", "base", "born", "inputs", "op", "path", "spec", "specs", "value")
+    __slots__ = (
+        "__weakref__",
+        "_items",
+        "_stale",
+        "base",
+        "born",
+        "inputs",
+        "op",
+        "path",
+        "region",
+        "spec",
+        "specs",
+        "value",
+    )
 
     def __init__(
         self, op: Op, inputs: tuple[Node, ...], specs: tuple[Spec, ...], value: Array | Weight | None = None
@@ -75,6 +115,7 @@ class Node:
         self.spec: Spec = specs[0] if specs else Spec((), "f32")
         self.born = time.perf_counter_ns()
         self.path: str = _names.path
+        self.region: int = _names.region
         self.base: Node | None = None
         self._stale: str | None = None
         self._items: list[weakref.ref[Node]] = []

@@ -24,6 +24,7 @@ from nn.graph.ir import (
     Slice,
     View,
     constant,
+    in_region,
     topological,
 )
 from nn.graph.joins import step_cat, sum_of_padded
@@ -59,13 +60,14 @@ def rewrite(outputs: Sequence[Node]) -> list[Node]:
         inputs = tuple(new[child] for child in node.inputs) if node.value is None else ()
         result = node
         if node.value is None:
-            if any(a is not b for a, b in zip(inputs, node.inputs)):
-                result = Node(node.op, inputs, node.specs)
-            result = simplify(result)
+            with in_region(node.region):
+                if any(a is not b for a, b in zip(inputs, node.inputs)):
+                    result = Node(node.op, inputs, node.specs)
+                result = simplify(result)
             if result is not node and result.value is None and result.born > start:
                 result.path, result.born = result.path or node.path, node.born
             if result.value is None and not result.op.mutates and result.op is not LEAF:
-                key = (result.op, tuple(id(child) for child in result.inputs))
+                key = (result.op, result.region, tuple(id(child) for child in result.inputs))
                 result = known.setdefault(key, result)
         new[node] = result
     return [new[node] for node in outputs]
