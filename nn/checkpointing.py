@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nn import tape
-from nn.graph.ir import recomputation
 from nn.graph.jit import flatten, rebuild
+from nn.graph.scopes import recomputation
 from nn.ops.base import Op
 from nn.random import Draw, again, kept
 from nn.tensor import Tensor

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.generate.options import SamplingOptions
-from nn.graph.ir import named
 from nn.graph.schedule import compile_program
+from nn.graph.scopes import named
 from nn.ops.base import Array
 from nn.ops.cache import last_row
 from nn.ops.sample import FLAGS, IN_PROMPT, sample_token, settings_bytes

@@ -16,7 +16,6 @@ of the graph; `Node.settle` is the one place where they are let go.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import threading
 import time
@@ -24,6 +23,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nn.graph.scopes import here
 from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
 
 if TYPE_CHECKING:
@@ -34,53 +34,6 @@ if TYPE_CHECKING:
 
 COMPUTE = ("f32", "f16", "i32", "u32", "bool")  # dtypes the fuser computes with; u8 and bf16 are storage for kernels
 INTEGERS = ("i32", "u32")
-
-
-class _Names(threading.local):
-    """Where in a model the nodes of this thread are being made, and in which recomputation."""
-
-    path = ""
-    region = 0
-
-
-_names = _Names()
-
-
-@contextlib.contextmanager
-def named(name: str) -> Iterator[None]:
-    """Nodes made in the block belong to this part of a model: `named("layers.3")`, and in it `named("attention")`, give
-    the path "layers.3.attention". For traces and profiles; nothing else depends on it."""
-    before = _names.path
-    _names.path = f"{before}.{name}" if before else name
-    try:
-        yield
-    finally:
-        _names.path = before
-
-
-_regions = itertools.count(1)
-
-
-@contextlib.contextmanager
-def recomputation() -> Iterator[None]:
-    """Nodes made in the block are computed although equal ones are there, so that those need not be kept."""
-    before = _names.region
-    _names.region = next(_regions)
-    try:
-        yield
-    finally:
-        _names.region = before
-
-
-@contextlib.contextmanager
-def in_region(region: int) -> Iterator[None]:
-    """Nodes made in the block belong to the recomputation of this number."""
-    before = _names.region
-    _names.region = region
-    try:
-        yield
-    finally:
-        _names.region = before
 
 
 class Node:
@@ -114,8 +67,8 @@ class Node:
         self.inputs: tuple[Node, ...] = inputs
         self.spec: Spec = specs[0] if specs else Spec((), "f32")
         self.born = time.perf_counter_ns()
-        self.path: str = _names.path
-        self.region: int = _names.region
+        self.path: str = here.path
+        self.region: int = here.region
         self.base: Node | None = None
         self._stale: str | None = None
         self._items: list[weakref.ref[Node]] = []

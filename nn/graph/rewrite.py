@@ -24,10 +24,10 @@ from nn.graph.ir import (
     Slice,
     View,
     constant,
-    in_region,
     topological,
 )
 from nn.graph.joins import step_cat, sum_of_padded
+from nn.graph.scopes import in_region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

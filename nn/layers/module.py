@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from nn.graph.ir import leaf, named
+from nn.graph.ir import leaf
+from nn.graph.scopes import named
 from nn.ops.base import Array
 from nn.quant.weight import Weight
 from nn.tape import DIFFERENTIABLE

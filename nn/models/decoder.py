@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from nn import functional as F
-from nn.graph.ir import named
+from nn.graph.scopes import named
 from nn.models.config import KV_BYTES, ModelConfig
 from nn.models.rope import rope_table
 from nn.ops.base import Array

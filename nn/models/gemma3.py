@@ -9,7 +9,7 @@ Sliding layers have an angle base of their own. Source: Gemma Team 2025, arXiv:2
 from __future__ import annotations
 
 from nn import functional as F
-from nn.graph.ir import named
+from nn.graph.scopes import named
 from nn.models import llama
 from nn.models.decoder import LayerCache, Parameters, State
 from nn.tensor import Tensor

@@ -9,7 +9,7 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 from __future__ import annotations
 
 from nn import functional as F
-from nn.graph.ir import named
+from nn.graph.scopes import named
 from nn.models.decoder import ACTIVATIONS, LayerCache, Linears, Parameters, State
 from nn.tensor import Tensor
 

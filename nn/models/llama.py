@@ -10,7 +10,7 @@ Sources: Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2023, arXiv:2310.06
 from __future__ import annotations
 
 from nn import functional as F
-from nn.graph.ir import named
+from nn.graph.scopes import named
 from nn.models.decoder import ACTIVATIONS, LayerCache, Linears, Parameters, State
 from nn.tensor import Tensor
 

@@ -9,8 +9,8 @@ import pytest
 
 from gpu import Cost
 from nn import functional as F
-from nn.graph.ir import named
 from nn.graph.schedule import compile_program
+from nn.graph.scopes import named
 from nn.ops.attention import Attention, CachedAttention
 from nn.ops.base import Progress, Spec
 from nn.ops.cache import LastRow, StoreQKV
