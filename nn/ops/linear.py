@@ -63,6 +63,8 @@ def dense_path(input: Tensor, weight: Tensor) -> bool:
     """
     if weight.dtype != input.dtype or weight.dtype not in FLOATS or weight.ndim != 2 or not input.ndim:
         return False
+    if isinstance(weight.node.value, Weight):
+        return False  # in row windows, also where its format is f32
     wanted = is_grad_enabled() and (input.requires_grad or weight.requires_grad)
     return wanted or input.dtype == "f16" or weight.shape[1] % BLOCK != 0
 
