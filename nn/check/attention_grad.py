@@ -190,8 +190,8 @@ def _gradients(device: Device, rng: np.random.Generator, *, make: Make, variant:
         )
         record.submit()
         for name, array in results.items():
-            # A score is wrong by some ten units of its size, a weight by as much of itself; dS is a weight times numbers
-            # of size dout.v, of which some hundreds are added.
+            # A score is wrong by some ten units of its size, a weight by as much of itself; dS is a weight times
+            # numbers of size dout.v, of which some hundreds are added.
             size = max(float(np.abs(want[name]).max(initial=0.0)), 1.0)
             atol = 2e-5 * size + scale * error * float(np.abs(given.exact["q"]).max()) + STORE_FLOOR[make.elem]
             yield Outcome(fetch(device, array), want[name], STORE_ERROR[make.elem], atol, label=f"{name}, {problem}")

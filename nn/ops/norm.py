@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu.work import Cost
 from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec
+from nn.ops.norm_grad import norm_gradient
 from nn.ops.rows import RowVariant, record_rows
 from nn.tensor import Tensor, apply
 
@@ -97,6 +98,8 @@ class RMSNormRows(Op):
     def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """With s = 1 / rms(x) and g = weight dy: dx = s g - x s^3 mean(g x), dweight = sum over rows of dy x s."""
         x, *weight = tensors[:-1]
+        if fused := norm_gradient(dy, x, *weight, axes=self.axes, eps=self.eps, centred=False):
+            return fused
         axes = tuple(range(-self.axes, 0))
         wide, g = x.to("f32"), _times(dy, *weight)
         s = ((wide * wide).mean(axes, keepdim=True) + self.eps).rsqrt()
@@ -151,6 +154,8 @@ class LayerNormRows(Op):
     def gradient(self, dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """With n = (x - mean) s, s = 1 / sqrt(var + eps), g = weight dy: dx = s (g - mean(g) - n mean(g n))."""
         x, *weights = tensors[:-1]
+        if fused := norm_gradient(dy, x, *weights, axes=self.axes, eps=self.eps, centred=True):
+            return fused
         axes = tuple(range(-self.axes, 0))
         wide, g = x.to("f32"), _times(dy, *weights[:1])
         centred = wide - wide.mean(axes, keepdim=True)
