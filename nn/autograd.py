@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nn import tape
-from nn.graph.ir import current_trace, name_of
+from nn.graph.ir import name_of
+from nn.graph.scopes import current_trace
 from nn.ops.base import ShapeError
 from nn.ops.create import ones_like, zeros_like
 from nn.tensor import Tensor, realize
@@ -36,13 +37,10 @@ def backward(
     seeds = start("backward", outputs, gradients)
     found = walk("backward", outputs, seeds, inputs, retain_graph=retain_graph, create_graph=create_graph)
     changed = [tensor for tensor, gradient in found if gradient is not None]
-    changed = [tensor for tensor, gradient in found if gradient is not None]
     for tensor, gradient in found:
         if gradient is not None:
             with tape.set_grad_enabled(create_graph):
-                tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
-    if current_trace() is None and not create_graph:  # with what they were made of still as it is
-        realize(*outputs, *(tensor.grad for tensor in changed if tensor.grad is not None))
+                tensor.add_grad(gradient)
     if current_trace() is None and not create_graph:  # with what they were made of still as it is
         realize(*outputs, *(tensor.grad for tensor in changed if tensor.grad is not None))
 
@@ -230,7 +228,7 @@ def finish(gradients: dict[Place, Tensor], history: History, index: int) -> Tens
     kept = history.kept.get(index)
     tensor = kept() if kept is not None else None
     if tensor is not None:
-        tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+        tensor.add_grad(gradient)
     return gradient
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nn.graph.ir import Trace, constant, current_trace
+from nn.graph.ir import constant
+from nn.graph.scopes import Trace, current_trace
 from nn.tensor import Tensor
 
 if TYPE_CHECKING:

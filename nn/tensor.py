@@ -14,7 +14,7 @@ import numpy as np
 
 from nn import tape
 from nn.arguments import axis_of, broadcast_shapes, host_array, sizes
-from nn.graph import ir, schedule
+from nn.graph import ir, schedule, scopes
 from nn.ops.base import DTYPES, Array, Op, Spec
 from nn.quant.formats import bf16_values
 from nn.quant.weight import Weight
@@ -40,7 +40,7 @@ class Tensor:
     Raises: TypeError for a dtype that would lose values, ValueError for integers that do not fit.
     """
 
-    __slots__ = ("__weakref__", "_device", "_hooks", "_wants_grad", "grad", "history", "node")
+    __slots__ = ("__weakref__", "_device", "_grad", "_hooks", "_wants_grad", "history", "node")
     __array_ufunc__ = None  # numpy_scalar * tensor comes to __rmul__
     __hash__ = object.__hash__
 
@@ -48,7 +48,7 @@ class Tensor:
         self, data: Any, device: Device | None = None, *, dtype: str | None = None, requires_grad: bool = False
     ) -> None:
         self.history: tuple[tape.History, int] | None = None  # the operation that made it, and which of its results
-        self.grad: Tensor | None = None
+        self._grad: Tensor | None = None
         self._hooks: dict[int, tape.Hook] | None = None
         self._wants_grad = False
         self._place(data, device, dtype)
@@ -138,6 +138,25 @@ class Tensor:
                 f"requires_grad: the tensor is {self.dtype}; gradients are taken of {', '.join(tape.DIFFERENTIABLE)}"
             )
         self._wants_grad = bool(wanted)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient that backward() added up here, if any."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, gradient: Tensor | None) -> None:
+        trace = scopes.current_trace()
+        if trace is not None:
+            trace.set_grad(self, self._grad, added=False)
+        self._grad = gradient
+
+    def add_grad(self, gradient: Tensor) -> None:
+        """Add to .grad, as backward does."""
+        trace = scopes.current_trace()
+        if trace is not None:
+            trace.set_grad(self, self._grad, added=True)
+        self._grad = gradient if self._grad is None else self._grad + gradient
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Ask for a gradient, or no more. Returns self."""
@@ -513,11 +532,11 @@ def apply(op: Op, *tensors: Tensor) -> Any:
     node = ir.Node(op, inputs, several)
     results = tuple(Tensor(node.item(i, spec), device) for i, spec in enumerate(several))
     tape.remember(op, tensors, inputs, results)
-    trace = ir.current_trace()
+    trace = scopes.current_trace()
     for i, position in enumerate(op.mutates):
         tensors[position].node = node.item(len(several) + i, inputs[position].spec)
         if trace is not None:
-            trace.writes.append(tensors[position])
+            trace.wrote(tensors[position], inputs[position])
     return results[0] if isinstance(specs, Spec) else results
 
 

@@ -15,19 +15,17 @@ of the graph; `Node.settle` is the one place where they are let go.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 import time
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nn.graph.scopes import here
+from nn.graph.scopes import Trace, here
 from nn.ops.base import FLOATS, Array, Op, ShapeError, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from nn.quant.weight import Weight
     from nn.tensor import Tensor
@@ -144,43 +142,6 @@ class Item(Op):
     result count + i stands for the operand that `op.mutates[i]` names, after the write."""
 
     index: int
-
-
-class Trace:
-    """One capture of a function by jit.
-
-    writes: the tensors that kernels write in place while it is traced. before: what the host has to do before each
-    replay (write a learning rate, advance a random generator).
-    """
-
-    def __init__(self) -> None:
-        self.writes: list[Any] = []
-        self.before: list[Callable[[], None]] = []
-
-
-class _Tracing(threading.local):
-    """The captures that this thread is in, outermost first."""
-
-    def __init__(self) -> None:
-        self.traces: list[Trace] = []
-
-
-_tracing = _Tracing()
-
-
-def current_trace() -> Trace | None:
-    """The capture that this thread is in, if any."""
-    return _tracing.traces[-1] if _tracing.traces else None
-
-
-@contextlib.contextmanager
-def tracing(trace: Trace) -> Iterator[None]:
-    """What is made in the block belongs to this capture."""
-    _tracing.traces.append(trace)
-    try:
-        yield
-    finally:
-        _tracing.traces.pop()
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ into the Plan's input buffers and replay it: no graph, no compilation, no alloca
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nn.graph import schedule
-from nn.graph.ir import Arange, Constant, Node, Placeholder, Trace, View, leaf, topological, traces, tracing
+from nn.graph.ir import Arange, Constant, Node, Placeholder, View, leaf, topological, traces
+from nn.graph.scopes import Left, Trace, tracing
 from nn.ops.base import Array
 from nn.tensor import Tensor
 
@@ -31,6 +31,7 @@ class Capture:
     structure: Any
     written: list[tuple[Tensor, Array]]  # captured tensors that the function writes in place
     before: list[Callable[[], None]]  # what the host does before each replay
+    gradients: list[tuple[Left, Array | None]]  # tensors from outside whose .grad the function leaves, or clears
     temporary_bytes: int
     returned: list[Node]  # handed out by the last call
 
@@ -41,6 +42,7 @@ class Jitted:
     The signature is the shape, dtype and device of each tensor among the arguments (tuples, lists and dicts are looked
     into) and the value of every other argument. Tensors that the function takes from outside are captured by reference:
     in-place writes to them (KV caches) happen on every call. Numbers computed while tracing are constants.
+    Gradients that the function leaves in .grad of such tensors are results of each call.
     Results stay valid until the next call with the same signature, which writes over them: reading an old one raises.
     """
 
@@ -73,17 +75,20 @@ class Jitted:
 
     def capture(self, device: Device, args: Any, kwargs: Any, tensors: list[Tensor], arrays: list[Array]) -> Capture:
         """Trace, compile and record."""
-        trace, start = Trace(), time.perf_counter_ns()
-        stand_ins = [Tensor(Node(Placeholder(i, trace), (), (t.node.spec,)), device) for i, t in enumerate(tensors)]
-        it = iter(stand_ins)
-        args, kwargs = rebuild((args, kwargs), it)
-        with tracing(trace):
-            result = self.function(*args, **kwargs)
-        results: list[Tensor] = []
-        flatten(result, results)
-        written = list({id(t): t for t in trace.writes}.values())
-        nodes = [t.node for t in (*results, *written)]
-        hoist(device, nodes, start)
+        trace = Trace()
+        try:
+            return self.compile(device, trace, args, kwargs, tensors, arrays)
+        except BaseException:
+            trace.undo()
+            raise
+
+    def compile(
+        self, device: Device, trace: Trace, args: Any, kwargs: Any, tensors: list[Tensor], arrays: list[Array]
+    ) -> Capture:
+        result, results, written = traced(self.name, self.function, device, trace, args, kwargs, tensors)
+        left = [one.tensor.grad for one in trace.left.values() if one.tensor.grad is not None]
+        nodes = [t.node for t in (*results, *written, *left)]
+        hoist(device, nodes, trace.start)
         order = topological(nodes)
         for node in order:
             if node.stale is not None:
@@ -96,6 +101,10 @@ class Jitted:
         by_node = dict(zip(siblings, values))
         schedule.mark_overwritten(order)
         kept: list[tuple[Tensor, Array]] = []
+        gradients: list[tuple[Left, Array | None]] = []
+        for one in trace.left.values():
+            gradient, one.tensor._grad = one.tensor._grad, one.before
+            gradients.append((one, None if gradient is None else by_node[gradient.node]))  # pyright: ignore[reportArgumentType]
         for tensor in written:
             array = by_node[tensor.node]
             assert isinstance(array, Array)
@@ -103,7 +112,7 @@ class Jitted:
             kept.append((tensor, array))
         return Capture(
             record.plan(), inputs, [by_node[node] for node in nodes[: len(results)]], result, kept, trace.before,
-            program.temporary_bytes, [],
+            gradients, program.temporary_bytes, [],
         )  # fmt: skip
 
     def replay(self, device: Device, capture: Capture, arrays: list[Array]) -> Any:
@@ -113,6 +122,9 @@ class Jitted:
                     f"jit {self.name}: writes in place into a tensor whose memory was replaced since it was captured; "
                     "keep the same Tensor, or make a new jit"
                 )
+        for one, _ in capture.gradients:
+            if not one.cleared and one.tensor.grad is not None:
+                raise RuntimeError(kept_gradient(self.name, one.tensor))
         pairs = [(a.buffer, b) for a, b in zip(arrays, capture.inputs) if a.size]
         if pairs:
             device.memory.copy(pairs)
@@ -126,7 +138,36 @@ class Jitted:
             tensor.node = leaf(array)
         fresh = [Tensor(leaf(value), device) for value in capture.values]
         capture.returned = [t.node for t in fresh]
+        for one, value in capture.gradients:
+            gradient = None if value is None else Tensor(leaf(value), device)
+            one.tensor.grad = gradient
+            if gradient is not None:
+                capture.returned.append(gradient.node)
         return rebuild(capture.structure, iter(fresh))
+
+
+def traced(
+    name: str, function: Callable[..., Any], device: Device, trace: Trace, args: Any, kwargs: Any, tensors: list[Tensor]
+) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """Call the function with placeholders for `tensors`: its result, the tensors in it, and those written in place."""
+    stand_ins = [Tensor(Node(Placeholder(i, trace), (), (t.node.spec,)), device) for i, t in enumerate(tensors)]
+    args, kwargs = rebuild((args, kwargs), iter(stand_ins))
+    with tracing(trace):
+        result = function(*args, **kwargs)
+    results: list[Tensor] = []
+    flatten(result, results)
+    for one in trace.left.values():
+        if not one.cleared and one.before is not None:
+            raise RuntimeError(kept_gradient(name, one.tensor))
+    return result, results, [tensor for tensor, _ in trace.writes.values()]
+
+
+def kept_gradient(name: str, tensor: Tensor) -> str:
+    return (
+        f"jit {name}: the function adds to the .grad of a tensor {list(tensor.shape)} that has one from before the "
+        "call, and a recording cannot add to what it does not make; call zero_grad() first, in the function or "
+        "before each call, or add several gradients up inside of it"
+    )
 
 
 def jit(function: Callable[..., Any]) -> Jitted:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from nn.graph.ir import Reduce, Reshape
 from nn.ops import elementwise
-from nn.ops.create import arange
 from nn.tape import is_grad_enabled
 from nn.tensor import Tensor, add_methods, apply, axis_of
 
@@ -112,6 +111,8 @@ def at_extreme(values: Tensor, indices: Tensor, input: Tensor, dim: int, keepdim
     """Both results; where input needs a gradient, it flows to the element at the index only, as in torch."""
     if not (input.requires_grad and is_grad_enabled()):
         return ValuesIndices(values, indices)
+    from nn.ops.create import arange  # here: that module imports those that import this one
+
     axis = axis_of("max", dim, input.ndim)
     at = indices if keepdim or not input.ndim else indices.unsqueeze(axis)
     places = arange(input.shape[axis] if input.ndim else 1, device=input.device)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nn.graph.ir import current_trace
+from nn.graph.scopes import current_trace
 from nn.layers.module import Parameter
 from nn.ops.create import ones
 from nn.optim.flat import Flat, UpdateRow
