@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nn.graph import schedule
+from nn.graph import nancheck, schedule
 from nn.graph.ir import Arange, Constant, Node, Placeholder, View, leaf, topological, traces
 from nn.graph.scopes import Left, Trace, tracing
 from nn.ops.base import Array
@@ -55,8 +55,8 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors: list[Tensor] = []
         shape = flatten((args, kwargs), tensors)
-        if any(traces(t.node) for t in tensors):
-            return self.function(*args, **kwargs)  # inside another trace: part of it
+        if any(traces(t.node) for t in tensors) or nancheck.wanted():
+            return self.function(*args, **kwargs)  # inside another trace: part of it; or a hunt for NaNs
         devices = {t.device for t in tensors}
         if len(devices) != 1:
             raise TypeError(

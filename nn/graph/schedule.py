@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu.errors import LimitExceeded
-from nn.graph import fuse
+from nn.graph import fuse, nancheck
 from nn.graph.cost import StepScope
 from nn.graph.ir import Contiguous, Item, Node, Placeholder, View, topological
 from nn.graph.rewrite import rewrite
@@ -55,6 +55,28 @@ class Program:
 
     def record(self, record: Recorder, arguments: Sequence[Array] = ()) -> list[Array | Weight]:
         """Record every step; returns the results in the order they were asked for."""
+        array_of = self.placed(record, arguments)
+        for step, path in zip(self.steps, self.paths, strict=True):
+            scope = StepScope(step, path)
+            try:
+                with record.scope(scope):
+                    step.record(record, array_of)
+            except LimitExceeded as error:
+                sizes = f"{', '.join(scope.operands)} -> {', '.join(scope.results)}"
+                raise LimitExceeded(f"{scope.name} ({sizes}): {error}") from error
+        return [fuse.array_at(array_of(value), at) for value, at in self.results]
+
+    def hunt(self) -> list[Array | Weight]:
+        """Run every step by itself and raise NaNFound at the first that makes a NaN (nancheck.py)."""
+        self.slot_of = {}  # each value keeps memory of its own
+        array_of = self.placed(self.device.recorder(), ())
+        seen: set[Value] = set()
+        for step, path in zip(self.steps, self.paths, strict=True):
+            nancheck.run_step(self.device, step, path, array_of, seen)
+        return [fuse.array_at(array_of(value), at) for value, at in self.results]
+
+    def placed(self, record: Recorder, arguments: Sequence[Array]) -> fuse.Memory:
+        """Where values lie: a function that finds memory for each when it is first asked for."""
         memory: dict[Value, Array | Weight] = {}
         buffers: dict[int, Buffer] = {}
 
@@ -81,15 +103,7 @@ class Program:
                 memory[value] = Array(buffer, value.spec.shape, value.spec.dtype)
             return memory[value]
 
-        for step, path in zip(self.steps, self.paths, strict=True):
-            scope = StepScope(step, path)
-            try:
-                with record.scope(scope):
-                    step.record(record, array_of)
-            except LimitExceeded as error:
-                sizes = f"{', '.join(scope.operands)} -> {', '.join(scope.results)}"
-                raise LimitExceeded(f"{scope.name} ({sizes}): {error}") from error
-        return [fuse.array_at(array_of(value), at) for value, at in self.results]
+        return array_of
 
 
 def compile_program(device: Device, outputs: Sequence[Node]) -> Program:
@@ -177,9 +191,12 @@ def realize(device: Device, nodes: Sequence[Node]) -> None:
             )
     wanted = with_siblings(wanted, order)
     program = compile_program(device, wanted)
-    record = device.recorder()
-    values = program.record(record)
-    record.submit()
+    if nancheck.wanted():
+        values = program.hunt()
+    else:
+        record = device.recorder()
+        values = program.record(record)
+        record.submit()
     mark_overwritten(order)
     for node, value, base in zip(wanted, values, program.bases, strict=True):
         node.settle(value, base)
