@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,17 +21,21 @@ if TYPE_CHECKING:
     from gpu import Buffer, Recorder
     from nn.ops.attention import Attention
 
+SMALL_SCORES = 64 << 20  # bytes of all scores up to which software drivers keep them
+
 
 def attention_gradient(op: Attention, dout: Tensor, *tensors: Tensor) -> Sequence[Tensor | None]:
     """The gradients of q, k, v and, where there is one, mask. tensors: those, then the result and its lse.
 
-    The flash kernels leave no history, so with create_graph all of it is the composite rule; so is a mask's gradient,
-    which takes memory for all scores where somebody uses it.
+    The flash kernels leave no history, so with create_graph all of it is the composite rule; so it is on software
+    drivers, whose matrix products are faster than these kernels, as long as the scores stay small; and so is a mask's
+    gradient, which takes memory for all scores where somebody uses it.
     """
     q, k, v, *mask = tensors[:-2]
     out, lse = tensors[-2:]
     bias = [m for m in mask if m.dtype in FLOATS and m.requires_grad]
-    if tape.is_grad_enabled():
+    scores = 4 * math.prod(q.shape[:3]) * k.shape[2]
+    if tape.is_grad_enabled() or (q.device.caps.kind == "cpu" and scores <= SMALL_SCORES):
         return composite_gradient(op, dout, q, k, v, *mask)
     masks = composite_gradient(op, dout, q, k, v, *mask)[3:] if bias else [None] * len(mask)
     options = {
