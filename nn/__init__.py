@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nn.checkpointing import checkpoint
+    from nn.graph.explain import explain
     from nn.graph.jit import jit
     from nn.llm import LLM
 
-__all__ = ["LLM", "checkpoint", "jit"]
-_HOME = {"LLM": "nn.llm", "checkpoint": "nn.checkpointing", "jit": "nn.graph.jit"}
+__all__ = ["LLM", "checkpoint", "explain", "jit"]
+_HOME = {"LLM": "nn.llm", "checkpoint": "nn.checkpointing", "explain": "nn.graph.explain", "jit": "nn.graph.jit"}
 
 
 def __getattr__(name: str) -> Any:

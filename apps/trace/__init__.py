@@ -17,7 +17,7 @@ TOKENS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="+", help="what to ask the model")
+    parser.add_argument("prompt", nargs="*", help="what to ask the model")
     parser.add_argument("--model", default="smollm2", metavar="NAME|PATH", help="see pull --list; default smollm2")
     parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"answer tokens; default {TOKENS}")
     parser.add_argument("--raw", action="store_true", help="complete the prompt as it is, without a chat template")
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws, with a temperature; default 0")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of prompt and answer together")
     out = parser.add_argument_group("output")
+    out.add_argument("--graph", action="store_true", help="no request: kernels and memory of a token's step")
     out.add_argument("--layers", action="store_true", help="show every layer by itself")
     out.add_argument("--out", metavar="FILE.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
     out.add_argument("--html", metavar="FILE.html", help="write a page: timeline, roofline, probabilities")
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = " ".join(args.prompt)
     _check(args, prompt)
     llm = _load(args)
+    if args.graph:
+        return _graph(args, llm)
     try:
         request = follow(
             llm,
@@ -69,11 +72,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _graph(args: argparse.Namespace, llm: LLM) -> int:
+    """What one token's step becomes: kernels, what is fused into them, memory."""
+    from gpu.folders import write_whole
+
+    found = llm.engine.explain()
+    print(found.text())
+    if args.html:
+        write_whole(args.html, found.html())
+        term.note(f"wrote {args.html}: open it in a browser")
+    return 0
+
+
 def _check(args: argparse.Namespace, prompt: str) -> None:
     """What is wrong with the arguments is said before a model is loaded."""
+    if args.graph and (args.prompt or args.json or args.out):
+        raise ValueError("--graph shows the model's step, not a request: leave out the prompt, --json and --out")
+    if not args.graph and not args.prompt:
+        raise ValueError("give a prompt, or --graph for the kernels of a step")
     if args.tokens < 1:
         raise ValueError(f"--tokens must be a whole number over 0, got {args.tokens}")
-    if not prompt.strip() and not args.raw:
+    if not prompt.strip() and not args.raw and not args.graph:
         raise ValueError("the prompt is empty: give the model something to answer")
     if args.raw and args.system is not None:
         raise ValueError("--raw completes the prompt as it is; --system belongs to a conversation")

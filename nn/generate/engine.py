@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.generate.options import SamplingOptions
+from nn.graph.explain import Explanation
 from nn.graph.schedule import compile_program
-from nn.graph.scopes import named
+from nn.graph.scopes import Trace, named, tracing
 from nn.ops.base import Array
 from nn.ops.cache import last_row
 from nn.ops.sample import FLAGS, IN_PROMPT, sample_token, settings_bytes
@@ -336,7 +337,25 @@ class Engine:
         sizes = () if self.device.caps.kind == "cpu" else DECODE_KEYS
         return min(next((size for size in sizes if size >= keys), context), context)
 
+    def explain(self) -> Explanation:
+        """The kernels of one decode step, what is fused into each, and the memory plan. Nothing is run."""
+        trace = Trace()
+        try:
+            with tracing(trace):
+                node = self._built("decode", self.model.context, biased=False).node
+            return Explanation.of(self.device, [node], "decode step")
+        finally:
+            trace.undo()
+
     def _record(self, kind: str, size: int, *, biased: bool) -> tuple[Plan, Array]:
+        result = self._built(kind, size, biased=biased)
+        record = self.device.recorder()
+        (array,) = compile_program(self.device, [result.node]).record(record)
+        assert isinstance(array, Array)
+        return record.plan(per_submit=CHUNK_SUBMIT if kind == "chunk" else STEP_SUBMIT), array
+
+    def _built(self, kind: str, size: int, *, biased: bool) -> Tensor:
+        """The graph of a step, as `_plan` names it."""
         model = self.model
         if kind == "chunk":
             result = model.hidden(Tensor(self._ids(size)))
@@ -349,10 +368,7 @@ class Engine:
                 result = model.logits(hidden)
             else:
                 result = self._sampled(model.logits(last_row(hidden, Tensor(model.step))), biased=biased)
-        record = self.device.recorder()
-        (array,) = compile_program(self.device, [result.node]).record(record)
-        assert isinstance(array, Array)
-        return record.plan(per_submit=CHUNK_SUBMIT if kind == "chunk" else STEP_SUBMIT), array
+        return result
 
     def _sampled(self, logits: Tensor, *, biased: bool) -> Tensor:
         chosen = Tensor(self._chosen)

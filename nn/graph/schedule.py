@@ -53,6 +53,28 @@ class Program:
         """What the temporaries would take without sharing."""
         return sum(storage_bytes(value) for value in self.slot_of)
 
+    @property
+    def lower_bytes(self) -> int:
+        """The most bytes of temporaries that live at a time: no plan can need less."""
+        return max(self.live_bytes(), default=0)
+
+    def lifetimes(self) -> dict[Value, tuple[int, int]]:
+        """Of each temporary: the first and the last step that touches it."""
+        spans: dict[Value, tuple[int, int]] = {}
+        for i, step in enumerate(self.steps):
+            for value in (*step.reads, *step.writes):
+                if value.owner in self.slot_of:
+                    spans[value.owner] = (spans.get(value.owner, (i, i))[0], i)
+        return spans
+
+    def live_bytes(self) -> list[int]:
+        """Of each step: bytes of the temporaries that live while it runs."""
+        live = [0] * len(self.steps)
+        for value, (first, last) in self.lifetimes().items():
+            for i in range(first, last + 1):
+                live[i] += storage_bytes(value)
+        return live
+
     def record(self, record: Recorder, arguments: Sequence[Array] = ()) -> list[Array | Weight]:
         """Record every step; returns the results in the order they were asked for."""
         array_of = self.placed(record, arguments)
@@ -158,7 +180,7 @@ def plan_memory(program: Program) -> None:
                 slot = Slot(need)
                 program.slots.append(slot)
             program.slot_of[value] = slot
-        for value in {v.owner for v in (*step.reads, *step.writes)}:
+        for value in dict.fromkeys(v.owner for v in (*step.reads, *step.writes)):
             if last[value] == i and value in program.slot_of:
                 free.append(program.slot_of[value])
 

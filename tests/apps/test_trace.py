@@ -243,3 +243,15 @@ def test_an_empty_prompt(capsys, folder):
 def test_a_context_that_is_too_short(llm):
     with pytest.raises(ContextFull, match="pass fewer --tokens, or a larger --context"):
         follow(llm, PROMPT, tokens=250)
+
+
+def test_the_graph_of_a_step(capsys, folder, tmp_path):
+    page = tmp_path / "graph.html"
+    assert cli.main(["trace", "--graph", "--model", str(folder), "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    for part in ("decode step:", "kernels", "in layers.0", "saved", "lower bound", "memory plan"):
+        assert part in out
+    assert "<svg" in page.read_text(encoding="utf-8")
+    for wrong, words in ((["--graph", "hello"], "leave out the prompt"), ([], "give a prompt, or --graph")):
+        assert cli.main(["trace", *wrong, "--model", str(folder)]) != 0
+        assert words in capsys.readouterr().err
