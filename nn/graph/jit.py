@@ -7,7 +7,7 @@ into the Plan's input buffers and replay it: no graph, no compilation, no alloca
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -170,12 +170,23 @@ def kept_gradient(name: str, tensor: Tensor) -> str:
     )
 
 
-def jit(function: Callable[..., Any]) -> Jitted:
-    """Compile a function of tensors: the first call with a signature captures it, later ones replay.
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    pad: Mapping[str, int] | None = None,
+    buckets: Sequence[int] = (),
+    cut: int | Mapping[int | str, int] | None = None,
+) -> Any:
+    """Compile a function of tensors: the first call with a signature captures it, later ones replay. Also `@jit`.
 
+    pad, buckets, cut: for arguments of many lengths, see nn/graph/buckets.py.
     The function may only build the graph: reading a value of an argument (numpy, item, bool) raises RuntimeError.
     """
-    return Jitted(function)
+    from nn.graph.buckets import Bucketed  # here: that module imports this one
+
+    if function is None:
+        return functools.partial(jit, pad=pad, buckets=buckets, cut=cut)
+    return Jitted(function) if pad is None else Bucketed(function, pad, buckets, cut)
 
 
 def flatten(value: Any, tensors: list[Tensor]) -> Any:
