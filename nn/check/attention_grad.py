@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import numpy as np
 from nn.check.arrays import STORE_ERROR, STORE_FLOOR, fetch, poisoned, upload
 from nn.check.attention import Problem, visible
 from nn.check.base import Case, Outcome
-from nn.ops.attention import Heads, record_attention
+from nn.ops.attention import Heads, heads_inside, record_attention
 from nn.ops.attention_grad import record_attention_grad
 from nn.ops.attention_variants import GRADS, NARROW, SMALL_TILE, GradVariant, Shape, Variant
 from nn.ops.base import Array
@@ -147,7 +147,13 @@ def _inputs(device: Device, rng: np.random.Generator, problem: Problem, make: Ma
         ("v", (b, problem.kv, m, d), 1.0),
         ("dout", (b, problem.heads, n, d), 1.0),
     ):
-        arrays[name], exact[name] = upload(device, rng.standard_normal(shape) * spread, make.elem)
+        values = rng.standard_normal(shape) * spread
+        if name in ("k", "dout"):  # as (B, L, H, D)
+            array, held = upload(device, values.transpose(0, 2, 1, 3), make.elem)
+            arrays[name], exact[name] = replace(array, shape=shape), held.transpose(0, 2, 1, 3)
+            arrays[name] = _inside(arrays[name])
+        else:
+            arrays[name], exact[name] = upload(device, values, make.elem)
     seen = visible(n, m, offset=problem.offset, window=problem.window) if problem.causal else np.ones((n, m), bool)
     mask, bias = None, None
     if problem.mask is not None:
@@ -172,7 +178,7 @@ def _gradients(device: Device, rng: np.random.Generator, *, make: Make, variant:
         out, out64 = upload(device, want["out"], make.elem)
         lse, _ = upload(device, want["lse"])
         error = np.abs(out64 - want["out"]).max(initial=0.0) * np.abs(given.exact["dout"]).max() * make.d
-        results = {f"d{name}": poisoned(device, given.arrays[name].shape, make.elem) for name in "qkv"}
+        results = {f"d{name}": _inside(poisoned(device, given.arrays[name].shape, make.elem)) for name in "qkv"}
         record = device.recorder()
         record_attention_grad(
             record,
@@ -194,7 +200,14 @@ def _gradients(device: Device, rng: np.random.Generator, *, make: Make, variant:
             # numbers of size dout.v, of which some hundreds are added.
             size = max(float(np.abs(want[name]).max(initial=0.0)), 1.0)
             atol = 2e-5 * size + scale * error * float(np.abs(given.exact["q"]).max()) + STORE_FLOOR[make.elem]
-            yield Outcome(fetch(device, array), want[name], STORE_ERROR[make.elem], atol, label=f"{name}, {problem}")
+            b, h, n, d = array.shape
+            got = fetch(device, Array(array.buffer, (b, n, h, d), make.elem)).transpose(0, 2, 1, 3)
+            yield Outcome(got, want[name], STORE_ERROR[make.elem], atol, label=f"{name}, {problem}")
+
+
+def _inside(array: Array) -> Array:
+    """As the kernels write their results."""
+    return Array(array.buffer, array.shape, array.dtype, heads_inside(array.spec))
 
 
 def _kept(device: Device, rng: np.random.Generator, *, variant: Variant) -> Iterator[Outcome]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu import Capabilities, Recorder
+    from nn.ops.base import Op
     from nn.quant.weight import Weight
 
     Memory = Callable[[Value], Array | Weight]
@@ -75,19 +76,33 @@ class KernelStep:
         self.writes = self.results
 
     def record(self, record: Recorder, array_of: Memory) -> None:
+        op = self.node.op
         operands = [array_at(array_of(value), at) for value, at in self.operands]
-        self.node.op.lower(record, *operands, *(array_of(value) for value in self.results))
+        op.lower(record, *operands, *(array_at(array_of(value), laid_out(op, value.spec)) for value in self.results))
 
 
 def array_at(array: Array | Weight, at: Strided) -> Array | Weight:
-    """The contiguous part of an array that `at` describes, as an array of its own."""
-    if not isinstance(array, Array) or (at.shape == array.shape and at.offset == 0):
+    """The part of an array that `at` describes, as an array of its own: with strides where it is not contiguous."""
+    if not isinstance(array, Array):
         return array
     size = DTYPES[array.dtype][0]
     buffer = array.buffer
+    if not at.contiguous:
+        if at.offset or at.shape != array.shape:
+            last = sum((n - 1) * step for n, step in zip(at.shape, at.strides, strict=True))
+            buffer = buffer.view(at.offset * size, -(-(last + 1) * size // 4) * 4)
+        return Array(buffer, at.shape, array.dtype, at.strides)
+    if at.shape == array.shape and at.offset == 0:
+        return array
     if math.prod(at.shape) and (at.offset or math.prod(at.shape) != array.size):
         buffer = buffer.view(at.offset * size, math.prod(at.shape) * size)
     return Array(buffer, at.shape, array.dtype)
+
+
+def laid_out(op: Op, spec: Spec) -> Strided:
+    """Where an operation writes the elements of a result."""
+    strides = op.layout(spec)
+    return Strided.dense(spec.shape) if strides is None else Strided(spec.shape, strides)
 
 
 class Fuser:
@@ -169,8 +184,11 @@ class Fuser:
         elif isinstance(op, Pack):
             self.pack(node, op)
         elif isinstance(op, Item):
-            value = self.results[node.inputs[0]][op.index]
-            self.exprs[node] = Load(node.spec.dtype, value, Strided.dense(node.spec.shape))
+            made, results = node.inputs[0], self.results[node.inputs[0]]
+            at = Strided.dense(node.spec.shape)
+            if op.index < len(made.specs):  # not the new version of an operand
+                at = laid_out(made.op, node.spec)
+            self.exprs[node] = Load(node.spec.dtype, results[op.index], at)
         elif isinstance(op, Leaf):
             raise AssertionError("a leaf without a value")
         else:
@@ -270,10 +288,19 @@ class Fuser:
                 return expr.value, expr.at  # a Weight
         return self.store(node), Strided.dense(node.spec.shape)
 
-    def stack(self, node: Node) -> None:
+    def rows(self, node: Node) -> tuple[Value, Strided] | None:
+        """The node's value where its last axis is contiguous, wherever the rows lie; None where it has to be copied."""
+        expr = self.exprs[node]
+        if not isinstance(expr, Load) or not isinstance(expr.value.array, Array | None) or not expr.at.strides:
+            return None
+        aligned = expr.at.offset * DTYPES[expr.dtype][0] % self.caps.offset_alignment == 0
+        inside = math.prod(expr.at.shape) > 0 and min(expr.at.strides) >= 0
+        return (expr.value, expr.at) if aligned and inside and expr.at.strides[-1] == 1 else None
+
+    def stack(self, inputs: Sequence[Node]) -> None:
         """Copy operands that lie alike in one value (queries, keys and values of one product) in one dispatch."""
         groups: dict[tuple[Value, Strided], list[tuple[int, Node]]] = {}
-        for x in dict.fromkeys(node.inputs):
+        for x in dict.fromkeys(inputs):
             expr = self.exprs[x]
             if not isinstance(expr, Load) or expr.at.contiguous or not isinstance(expr.value.array, Array | None):
                 continue
@@ -301,8 +328,11 @@ class Fuser:
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def kernel(self, node: Node) -> None:
-        self.stack(node)
-        operands = [self.operand(x) for x in node.inputs]
+        anywhere = {i: self.rows(node.inputs[i]) for i in node.op.strided if i < len(node.inputs)}
+        if None in anywhere.values():  # one that has to be copied: then they are copied together
+            anywhere = {}
+        self.stack([x for i, x in enumerate(node.inputs) if i not in anywhere])
+        operands = [anywhere.get(i) or self.operand(x) for i, x in enumerate(node.inputs)]
         written = tuple(operands[i][0] for i in node.op.mutates)
         results = tuple(Value(spec) for spec in node.specs)
         if may_wait(node, self.users):
@@ -312,7 +342,7 @@ class Fuser:
             self.emit(KernelStep(node, tuple(operands), results))
         self.results[node] = (*results, *written)
         if results:
-            self.exprs[node] = Load(node.spec.dtype, results[0], Strided.dense(node.spec.shape))
+            self.exprs[node] = Load(node.spec.dtype, results[0], laid_out(node.op, node.spec))
 
     def reduce(self, node: Node, op: Reduce) -> None:
         (x,) = node.inputs

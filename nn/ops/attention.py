@@ -177,6 +177,7 @@ class Attention(Op):
     softcap: float
     scale: float
     keep: bool = False
+    strided = (0, 1, 2)
     group = "attention"
 
     def infer(self, q: Spec, k: Spec, v: Spec, mask: Spec | None = None) -> Spec | tuple[Spec, ...]:
@@ -197,6 +198,9 @@ class Attention(Op):
             if mask.dtype not in ("bool", *FLOATS):
                 raise TypeError(f"{name}: mask is {mask.dtype}; expected bool (true takes part), f32 or f16 (added)")
         return (q, Spec(q.shape[:3])) if self.keep else q
+
+    def layout(self, spec: Spec) -> tuple[int, ...] | None:
+        return heads_inside(spec)
 
     def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:
         from nn.ops.attention_grad import attention_gradient  # here: it imports this module
@@ -307,9 +311,12 @@ class Heads:
 
     @classmethod
     def of(cls, array: Array) -> Heads:
-        """Of a dense (B, H, L, D) array."""
+        """Of a (B, H, L, D) array whose features are contiguous."""
         b, h, n, d = array.shape
-        return cls(array.buffer, array.dtype, (b, h, n, d), (h * n * d, n * d, d))
+        strides = (h * n * d, n * d, d)
+        if array.strides is not None:
+            strides = (array.strides[0], array.strides[1], array.strides[2])
+        return cls(array.buffer, array.dtype, (b, h, n, d), strides)
 
     @classmethod
     def rows(cls, array: Array, heads: int, rows: int, d: int) -> Heads:
@@ -429,6 +436,14 @@ def record_attention(
     for entry, counts in passes:
         kernel = device.kernel(path, entry, **options)
         record(kernel, counts, **{name: buffers[name] for name in kernel.names}, **numbers)
+
+
+def heads_inside(spec: Spec) -> tuple[int, ...] | None:
+    """Strides of (B, H, L, D) results laid out as (B, L, H, D), which is how models go on with them."""
+    if len(spec.shape) != 4:
+        return None
+    _, heads, rows, d = spec.shape
+    return (rows * heads * d, d, heads * d, 1)
 
 
 def mask_options(

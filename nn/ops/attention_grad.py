@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu.work import Cost
 from nn import tape
 from nn.ops import create, elementwise
-from nn.ops.attention import Heads, mask_options, pair_flops, strides_of, visible
+from nn.ops.attention import Heads, heads_inside, mask_options, pair_flops, strides_of, visible
 from nn.ops.attention_variants import GradVariant, Shape, grad_default
 from nn.ops.base import FLOATS, Array, Op, Progress, Spec, stored_bytes
 from nn.ops.softmax import softmax
@@ -97,7 +97,11 @@ class AttentionGrad(Op):
     window: int
     softcap: float
     scale: float
+    strided = (0, 1, 2, 3, 4)
     group = "attention"
+
+    def layout(self, spec: Spec) -> tuple[int, ...] | None:
+        return heads_inside(spec)
 
     def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
         return inputs[:3]
@@ -151,7 +155,10 @@ def record_attention_grad(
     softcap: float = 0.0,
     variant: GradVariant | None = None,
 ) -> None:
-    """Three dispatches of shaders/attention/grad_*.wgsl: what each row needs, dq, and dk with dv."""
+    """Three dispatches of shaders/attention/grad_*.wgsl: what each row needs, dq, and dk with dv.
+
+    dq, dk and dv are laid out as `heads_inside` says.
+    """
     device = record.device
     (batch, heads, q_len, d), (_, kv_heads, k_len, _) = q.shape, k.shape
     if batch * heads * d == 0:
@@ -167,19 +174,19 @@ def record_attention_grad(
         )
         record(
             kernel, -(-rows // (64 // lanes)), dout=dout.buffer, out=out.buffer, lse=lse.buffer, stats=stats,
-            rows=rows, d=d,
+            rows=rows, d=d, heads=heads, q_len=q_len, **strides_of(dout=Heads.of(dout), out=Heads.of(out)),
         )  # fmt: skip
+    views = {"q": Heads.of(q), "k": Heads.of(k), "v": Heads.of(v), "out": Heads.of(dout)}
+    wide = d % 4 == 0 and min(q_len, k_len) > 0
+    wide = wide and all(stride % 4 == 0 for view in views.values() for stride in view.strides)
     parts = {
-        "rows": f"attention/grad_rows_{'vec4' if d % 4 == 0 and q_len and k_len else 'scalar'}.wgsl",
+        "rows": f"attention/grad_rows_{'vec4' if wide else 'scalar'}.wgsl",
         "mask": "attention/mask_none.wgsl",
     }
     types = {"Elem": q.dtype, "KV": k.dtype}
-    buffers: dict[str, Buffer] = {
-        name: array.buffer for name, array in (("q", q), ("k", k), ("v", v), ("dq", dq), ("dk", dk), ("dv", dv))
-    }
-    buffers |= {"dout": dout.buffer, "stats": stats}
-    strides = mask_options(mask, parts, types, buffers)
-    strides |= strides_of(q=Heads.of(q), k=Heads.of(k), v=Heads.of(v), out=Heads.of(dout))
+    arrays = {"q": q, "k": k, "v": v, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
+    buffers: dict[str, Buffer] = {name: array.buffer for name, array in arrays.items()} | {"stats": stats}
+    strides = mask_options(mask, parts, types, buffers) | strides_of(**views)
     numbers = {
         "heads": heads,
         "group": heads // kv_heads,
@@ -194,8 +201,8 @@ def record_attention_grad(
         **strides,
     }
     constants = {"D": d} | dict(variant.constants)
-    for entry, side, length, wide in (("q", heads, q_len, q_len), ("kv", kv_heads, k_len, k_len)):
-        if wide:
+    for entry, side, length in (("q", heads, q_len), ("kv", kv_heads, k_len)):
+        if length:
             kernel = device.kernel(
                 "attention/grad_tile.wgsl",
                 f"attention_grad_{entry}_tile",

@@ -56,11 +56,13 @@ class Spec:
 
 @dataclass(frozen=True)
 class Array:
-    """A dense row-major value in device memory: the buffer, its shape and its dtype."""
+    """A value in device memory: the buffer, its shape and its dtype. Dense and row-major, unless `strides` says (in
+    elements) where its elements lie, which only operations with `Op.strided` or `Op.layout` meet."""
 
     buffer: Buffer
     shape: tuple[int, ...]
     dtype: str = "f32"
+    strides: tuple[int, ...] | None = None
 
     @property
     def spec(self) -> Spec:
@@ -136,6 +138,7 @@ class Op:
 
     mutates: tuple[int, ...] = ()
     takes_epilogue: ClassVar[bool] = False  # whether `lower_with` is there
+    strided: ClassVar[tuple[int, ...]] = ()  # operands whose rows, contiguous along the last axis, may lie anywhere
     group: ClassVar[str] = "other"  # what its time is counted under: "linear", "attention", "norm", ...
 
     def infer(self, *inputs: Spec) -> Spec | tuple[Spec, ...]:
@@ -144,6 +147,10 @@ class Op:
 
     def fold_transpose(self, position: int) -> Op | None:
         """The operation that reads operand `position` with its last two axes swapped, or None if there is none."""
+        return None
+
+    def layout(self, spec: Spec) -> tuple[int, ...] | None:
+        """The strides in which it writes a result of this spec, which fills its memory; None: row-major."""
         return None
 
     def gradient(self, dy: Any, *tensors: Tensor) -> Sequence[Tensor | None]:

@@ -139,12 +139,13 @@ def grad_variant(caps: Capabilities, tokens: int, vocab: int, cols: int) -> Grad
     """Many rows a workgroup where the table is long (every workgroup looks at all ids of its chunk), short chunks where
     it is not (most ids are matches then, and they are added one after another)."""
     packs = cols // 4 if cols % 4 == 0 else cols
+    wg = min(-(-packs // 32) * 32, 192)
     if caps.kind == "cpu":
         return GradVariant(-(-vocab // 4), max(tokens, 1), 8, True)
-    rows = min(max(vocab // 1024, 4), 32)
-    across = -(-packs // 64) * -(-vocab // rows)
+    rows = min(max(vocab // 1024, 4), 16)
+    across = -(-packs // wg) * -(-vocab // rows)
     chunks = min(-(-tokens // 256), max(1024 // across, 1))
-    return GradVariant(rows, max(-(-tokens // max(chunks, 1)), 1))
+    return GradVariant(rows, max(-(-tokens // max(chunks, 1)), 1), wg)
 
 
 def record_embedding_grad(
@@ -156,7 +157,7 @@ def record_embedding_grad(
     if out.size == 0:
         return
     chosen = variant or grad_variant(device.caps, ids.size, vocab, cols)
-    pack = 4 if cols % 4 == 0 else 1
+    pack = 4 if cols % 4 == 0 and ids.size else 1  # nothing is too small to be bound as a vector
     chunks = max(-(-ids.size // chosen.chunk), 1)
     blocks = -(-vocab // chosen.rows)
     parts = record.temp(chunks * vocab * cols * 4) if chunks > 1 else out.buffer

@@ -6,7 +6,8 @@
 // Both: an invocation (r, c) of TY x 8 owns rows r + TY i of its own side; a vec4 of its scores holds the other side's
 // c, c+8, c+16 and c+24 of 32; of its sums it has the features 4c..4c+3 of each chunk of 32. As in tile.wgsl.
 // Scores are made again, so memory is linear in length. All sums are f32, in an order that depends on the sizes alone.
-// q, dout, dq: rows of Elem; k, v, dk, dv: rows of KV; strides in Params (dout: those of out; gradients: their operand's).
+// q, dout, dq: rows of Elem; k, v, dk, dv: rows of KV. Operands have strides in Params (dout those of out), the gradients are
+// (batch, rows, heads, D).
 // include attention/params.wgsl
 // include attention/grad_rows_vec4.wgsl as rows
 // include attention/keys_given.wgsl
@@ -159,7 +160,7 @@ fn attention_grad_q_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_work
     if (row < p.q_len) {
       for (var chunk = 0u; chunk < CHUNKS; chunk++) {
         let d = chunk * 8u + c;
-        if (d < D4) { store_dq(q_base + row * p.q_row, d, sum[chunk][i] * p.scale); }
+        if (d < D4) { store_dq(((batch * p.q_len + row) * p.heads + head) * D, d, sum[chunk][i] * p.scale); }
       }
     }
   }
@@ -218,11 +219,12 @@ fn attention_grad_kv_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_i
   for (var i = 0u; i < PM; i++) {
     let key = first + r + TY * i;
     if (key < p.k_len) {
+      let base = ((batch * p.k_len + key) * (p.heads / p.group) + wg.y) * D;
       for (var chunk = 0u; chunk < CHUNKS; chunk++) {
         let d = chunk * 8u + c;
         if (d < D4) {
-          store_dk(k_base + key * p.k_row, d, sum_k[chunk][i] * p.scale);
-          store_dv(v_base + key * p.v_row, d, sum_v[chunk][i]);
+          store_dk(base, d, sum_k[chunk][i] * p.scale);
+          store_dv(base, d, sum_v[chunk][i]);
         }
       }
     }
