@@ -17,6 +17,7 @@ from nn.graph.epilogue import FusedStep
 from nn.graph.expr import Apply, Load, walk
 from nn.graph.fold import FoldStep
 from nn.graph.ir import Strided, name_of
+from nn.graph.join import JoinStep
 from nn.ops.base import DTYPES, Op, Progress, Spec, stored_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class StepScope(Scope):
             return f"{step.op.kind}({inner})" if inner else step.op.kind
         if isinstance(step, TransposeStep):
             return "transpose"
+        if isinstance(step, JoinStep):
+            return f"fused {step.title}"
         if self.op is None:
             return type(step).__name__
         name = name_of(self.op)
@@ -58,7 +61,7 @@ class StepScope(Scope):
             return "element-wise" if step.body.names else "movement"
         if isinstance(step, FoldStep):
             return "reduction"
-        if isinstance(step, TransposeStep):
+        if isinstance(step, TransposeStep | JoinStep):
             return "movement"
         return "other" if self.op is None else self.op.group
 
@@ -105,6 +108,9 @@ def cost_of(step: Step, op: Op | None, progress: Progress | None = None) -> Cost
         count = math.prod(step.at.shape)
         written = count * DTYPES[step.value.spec.dtype][0]
         return Cost(operations(step.expr) * count, read_bytes(step.expr.loads), written)
+    if isinstance(step, JoinStep):
+        flops = sum(operations(expr) * spec.size for expr, spec in step.parts)
+        return Cost(flops, read_bytes(tuple(step.loads)), stored_bytes(step.value.spec))
     if isinstance(step, TransposeStep):
         nbytes = step.batches * step.rows * step.cols * DTYPES[step.load.dtype][0]
         return Cost(0, nbytes, nbytes)

@@ -37,6 +37,7 @@ from nn.graph.ir import (
     name_of,
     topological,
 )
+from nn.graph.join import JoinStep
 from nn.ops.base import DTYPES, Array, Spec
 
 if TYPE_CHECKING:
@@ -361,6 +362,11 @@ class Fuser:
         self.require_dense(node, compute=True)
         value = Value(node.spec)
         dense = Strided.dense(node.spec.shape)
+        joined = JoinStep.of(self.caps, [(self.exprs[x], x.spec) for x in node.inputs], value, op.axis)
+        if joined is not None and node.spec.size:
+            self.emit(joined)
+            self.exprs[node] = Load(node.spec.dtype, value, dense)
+            return
         start = 0
         for x in node.inputs:
             self.write(self.exprs[x], value, Strided(x.spec.shape, dense.strides, start * dense.strides[op.axis]))
