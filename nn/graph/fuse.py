@@ -265,6 +265,7 @@ class Fuser:
             return False
         self.steps.append(FusedStep(waiting.node, waiting.operands, waiting.result, expr, value, kept))
         self.waiting = None
+        self.name_steps(waiting.node)
         return True
 
     def write(self, expr: Expr, value: Value, at: Strided) -> None:

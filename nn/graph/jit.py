@@ -93,12 +93,12 @@ class Jitted:
         for node in order:
             if node.stale is not None:
                 raise schedule.stale_read(node)
-        siblings = schedule.with_siblings(nodes, order)
-        program = schedule.compile_program(device, siblings)
+        wanted = list(dict.fromkeys(nodes))  # nobody else can use what depends on arguments
+        program = schedule.compile_program(device, wanted)
         inputs = [device.alloc(a.buffer.nbytes) for a in arrays]
         record = device.recorder()
         values = program.record(record, [Array(b, a.shape, a.dtype) for b, a in zip(inputs, arrays)])
-        by_node = dict(zip(siblings, values))
+        by_node = dict(zip(wanted, values))
         schedule.mark_overwritten(order)
         kept: list[tuple[Tensor, Array]] = []
         gradients: list[tuple[Left, Array | None]] = []

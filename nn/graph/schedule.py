@@ -225,8 +225,15 @@ def realize(device: Device, nodes: Sequence[Node]) -> None:
 
 
 def with_siblings(wanted: list[Node], order: list[Node]) -> list[Node]:
-    """Add the other live results of operations with several results: they run once, and writes must not run twice."""
-    siblings = [item for node in order for item in node.living_items() if item.value is None]
+    """Add the other results of operations with several, which somebody else holds: they run once, and writes must not
+    run twice. What the graph itself goes on with is no result, unless its operation writes."""
+    inside = set(order)
+    siblings = [
+        item
+        for node in order
+        for item in node.living_items()
+        if item.value is None and (node.op.mutates or item not in inside)
+    ]
     return list(dict.fromkeys([*wanted, *siblings]))
 
 
