@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from nn.layers import LayerNorm, Linear, Module
 from nn.optim import AdamW
 from nn.tensor import Tensor
 
-LENGTH, WIDTH, HEADS = 32, 48, 4
+LENGTH, WIDTH, HEADS = 32, 64, 4
 
 
 class Block(Module):
@@ -113,6 +115,19 @@ def test_memory_of_a_training_step_is_near_the_lower_bound(device, layers):
             assert t.first > other.last or other.first > t.last
         slots.setdefault(t.slot, []).append(t)
         assert t.nbytes <= found.slots[t.slot]
+
+
+def test_kernels_of_a_layer_on_a_gpu(device, monkeypatch):
+    """What one more layer adds to a step, forward and backward; planned as for a GPU, nothing is run."""
+    monkeypatch.setattr(device, "caps", dataclasses.replace(device.caps, kind="gpu"))
+    x = Tensor(np.ones((64, LENGTH, WIDTH), np.float32), device)
+    found = {n: nn.explain(training_step(Stack(device, n)), x) for n in (2, 3)}
+    names = [Counter(k.name for k in found[n].kernels) for n in (2, 3)]
+    more = names[1] - names[0]
+    assert sum(more.values()) <= 29, more
+    assert names[1]["adam"] == 1 and more["fused copy"] == 0 and more["mat_mul, gelu"] == 1
+    # the residual sums of forward are epilogues; those of backward are kernels of their own, behind the norms
+    assert more["mat_mul, add"] == 2 and more["fused add"] == 2
 
 
 def test_misuse_is_named(device):
