@@ -44,7 +44,20 @@ def programs(draw):
     for _ in range(draw(st.integers(2, 9))):
         kind = draw(
             st.sampled_from(
-                ["unary", "binary", "number", "permute", "reshape", "slice", "reduce", "cat", "flip", "leaf"]
+                [
+                    "unary",
+                    "binary",
+                    "number",
+                    "permute",
+                    "reshape",
+                    "slice",
+                    "reduce",
+                    "cat",
+                    "flip",
+                    "leaf",
+                    "matmul",
+                    "split",
+                ]
             )
         )
         steps.append((kind, draw(st.integers(0, 2**16)), draw(st.integers(0, 2**16)), draw(st.integers(0, 2**16))))
@@ -97,6 +110,20 @@ def run(program, device):
         elif kind == "cat" and v.ndim:
             axis = q % v.ndim
             t, v = F.cat([t, t * 2, t], axis), np.concatenate([v, v * 2, v], axis)
+        elif kind == "matmul" and v.ndim >= 2:
+            other = values[r % len(values)]
+            if q % 2 or other[1].ndim != 2 or other[1].shape[0] != v.shape[-1]:
+                other = (t.mT, v.swapaxes(-1, -2))
+            t, v = bounded(t) @ bounded(other[0]) * 0.125, np.clip(v, -3, 3) @ np.clip(other[1], -3, 3) * 0.125
+        elif kind == "split" and v.ndim and v.shape[q % v.ndim] > 1:  # and joined again, as the gradient of a split is
+            axis = q % v.ndim
+            n = v.shape[axis]
+            at = 1 + r % (n - 1)
+            around = [0, 0] * (v.ndim - 1 - axis)
+            left = F.pad(t.narrow(axis, 0, at) * 2, [*around, 0, n - at])
+            right = F.pad(t.narrow(axis, at, n - at) * 3, [*around, at, 0])
+            two = np.take(v, range(at), axis) * 2, np.take(v, range(at, n), axis) * 3
+            t, v = left + right, np.concatenate(two, axis)
         elif kind == "flip" and v.ndim:
             axis = q % v.ndim
             t, v = t.flip(axis), np.flip(v, axis)
@@ -106,7 +133,7 @@ def run(program, device):
     return values
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_random_graphs_equal_numpy(_device, program):
     values = run(program, _device)
