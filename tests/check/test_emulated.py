@@ -1,6 +1,7 @@
 """Kernels for matrix units on devices without them: the shader's own text with the matrix calls in plain WGSL.
 
-A small tile, so that a software driver compiles it in time; each form of storage, each way of copying, each entry once.
+A small tile, so that a software driver compiles it in time; each form of storage, each way of copying, each entry once,
+with whole tiles and with tiles over every edge.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ SMALL = matrix_variant(32, 32, 32, 16, 16)
     "case",
     [
         {"a": (2, 70, 34), "b": (34, 38)},  # rows of even length: two halves at a time
-        {"a": (67, 33), "b": (33, 17), "trans_b": True, "bias": True},
-        {"a": (40, 50), "b": (2, 50, 18), "trans_a": True, "fused": True},
-        {"a": (2, 31, 17), "b": (2, 17, 15), "trans_a": True, "trans_b": True},
+        {"a": (67, 33), "b": (33, 37), "trans_b": True, "bias": True},
+        {"a": (40, 66), "b": (2, 66, 34), "trans_a": True, "fused": True},
+        {"a": (2, 33, 35), "b": (2, 35, 41), "trans_a": True, "trans_b": True},
     ],
     ids=["pairs", "single B^T bias", "pairs A^T epilogue", "single A^T B^T"],
 )
