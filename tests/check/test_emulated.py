@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 
 from nn.check import compare
+from nn.check.linear_wide import wide_rows
 from nn.check.matmul_matrix import product
+from nn.ops.linear_variants import wide_variant
 from nn.ops.matmul_variants import Shape, default, matrix_variant, variants
 from tests.check.emulated import matrices
 
@@ -50,3 +52,17 @@ def test_matrix_units_are_taken_where_they_are_and_for_f16_only(device):
         assert default(small, wide).name.startswith("matrix 64x64")
         assert not any(v.name.startswith("matrix") for v in (*variants(here, f32), *variants(other, wide)))
     assert device.caps.matrix_f16 or not any(v.name.startswith("matrix") for v in variants(device.caps, wide))
+
+
+@pytest.mark.parametrize("format", ["q4_0", "q6_k", "f16"])
+def test_products_with_stored_weights(device, rng, format):
+    if not device.caps.f16:
+        pytest.skip("the device has no f16")
+    entry, pieces = {"q4_0": ("linear_bias_residual", 2), "q6_k": ("gated_linear", 1), "f16": ("linear", 1)}[format]
+    with matrices(device) as emulating:
+        for outcome in wide_rows(
+            emulating, rng, chosen=wide_variant(32, 32, 16, 16), entry=entry, format=format, rows=70, cols=256,
+            tokens=33, pieces=pieces, size=3e5,
+        ):  # fmt: skip
+            problem = compare(outcome)
+            assert problem is None, problem
