@@ -202,8 +202,8 @@ def _make(run: Run, *, product: Product) -> Work:
 def rounding(k: int, *, units: bool = False) -> float:
     """Absolute error of an f32 sum of k products of values from [-1, 1]: a missing product is a hundred times more.
 
-    units: of matrix units, which cut digits off toward zero with every 16 products (Fasi et al. 2021, "Numerical behavior
-    of NVIDIA tensor cores", PeerJ CS 7:e330); a sum is then of the order of sqrt(k) / 3.
+    units: of matrix units, which cut digits off toward zero with every 16 products (Fasi et al. 2021, "Numerical
+    behavior of NVIDIA tensor cores", PeerJ CS 7:e330); a sum is then of the order of sqrt(k) / 3.
     """
     cut = k / 16.0 * math.sqrt(k) / 3.0 if units else 0.0
     return 2.0**-23 * (k / 3.0 + 8.0 * math.sqrt(k) + cut)

@@ -147,7 +147,7 @@ def wide_variant(tokens: int, rows: int, sub_tokens: int, sub_rows: int) -> Vari
     return Variant(f"wide {tokens}x{rows} of {sub_tokens}x{sub_rows}", WIDE, rows, tokens, tuple(constants.items()))
 
 
-WIDES = (wide_variant(128, 128, 64, 64), wide_variant(128, 64, 64, 32), wide_variant(64, 64, 32, 32))
+WIDES = (wide_variant(256, 128, 64, 64), wide_variant(128, 64, 64, 32), wide_variant(64, 64, 32, 32))
 WIDE_TOKENS = 32  # rows of x from which decoding the weights once is worth it
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu.work import Cost
+from nn.ops import matmul_matrix
 from nn.ops.base import FLOATS, Array, Op, Progress, ShapeError, Spec, stored_bytes
 from nn.ops.matmul_block import SUM, record_block, sum_options
+from nn.ops.matmul_matrix import MATRIX
 from nn.ops.matmul_packed import record_packed
 from nn.ops.matmul_tune import MATMUL
 from nn.ops.matmul_variants import BLOCK, PACKED, Shape, Variant
@@ -117,15 +119,24 @@ def record_matmul(
     else:  # bias and epilogue wait for the sum
         kernel = device.kernel(chosen.path, "matmul", **options)
     buffers = {"a": a.buffer, "b": b.buffer, "out": out.buffer} | ({} if bias is None else {"bias": bias.buffer})
-    axes = _merged(out.shape[:-2], _strides(a.shape, out.shape), _strides(b.shape, out.shape))
+    a_line, b_line = matmul_matrix.lines(shape)
+    a_shape, b_shape = a.shape, b.shape
+    if chosen.path == MATRIX and matmul_matrix.evened(shape):  # elements are read in pairs
+        if a_line % 2:
+            buffers["a"] = matmul_matrix.even_lines(record, a.buffer, math.prod(a.shape[:-1]), a_line)
+            a_line, a_shape = a_line + 1, (*a.shape[:-1], a_line + 1)
+        if b_line % 2:
+            buffers["b"] = matmul_matrix.even_lines(record, b.buffer, math.prod(b.shape[:-1]), b_line)
+            b_line, b_shape = b_line + 1, (*b.shape[:-1], b_line + 1)
+    axes = _merged(out.shape[:-2], _strides(a_shape, out.shape), _strides(b_shape, out.shape))
     inner = [(1, 0, 0)] * (2 - len(axes)) + axes[-2:]
     (size_0, a_0, b_0), (size_1, a_1, b_1) = inner
     for index, (a_offset, b_offset) in enumerate(_offsets(axes[:-2])):
         sizes = {
             "m": m, "n": n, "k": k, "batches": size_0 * size_1, "size_1": size_1,
-            "a_offset": a_offset, "a_row": 1 if trans_a else k, "a_col": m if trans_a else 1,
+            "a_offset": a_offset, "a_row": 1 if trans_a else a_line, "a_col": a_line if trans_a else 1,
             "a_batch_0": a_0, "a_batch_1": a_1,
-            "b_offset": b_offset, "b_row": 1 if trans_b else n, "b_col": k if trans_b else 1,
+            "b_offset": b_offset, "b_row": 1 if trans_b else b_line, "b_col": b_line if trans_b else 1,
             "b_batch_0": b_0, "b_batch_1": b_1,
             "out_offset": index * size_0 * size_1 * m * n,
         }  # fmt: skip

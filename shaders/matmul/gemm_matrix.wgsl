@@ -3,9 +3,9 @@
 // For every TILE_K values of k it copies both operands to workgroup memory, in the order they are stored in; what lies outside
 // counts as 0. The next tile is on its way to registers meanwhile. A lane copies two halves at a time: neighbours then write
 // neighbouring words, where 16 bytes a lane meet four to a bank (H200, 4096 cubed, sizes built in: 267 to 240 TFLOP/s).
-// Eight halves between rows keep the loads of matrices off each other's banks. Sums cannot be indexed, so results pass through
-// a strip of workgroup memory. Matrices and copies have names, so that no driver has to unroll a loop to keep them in registers.
-// Any m, n, k (k = 0 gives zeros). Operands and result: the part `halves`, whose strides are in dense_params.wgsl.
+// Eight halves between rows keep the loads of matrices off each other's banks. Sums cannot be indexed, so results pass through a strip of
+// workgroup memory. Any m, n, k (k = 0 gives zeros).
+// Matrices and copies have names, so that no driver has to unroll a loop to keep them in registers.
 // Grid: batches * ceil(m / TILE_M) * ceil(n / TILE_N) workgroups, GROUP tiles of a column together, so that caches see them.
 const TILE_M: u32 = 128u;
 const TILE_N: u32 = 128u;
@@ -35,6 +35,10 @@ var<workgroup> a_tile: array<f16, TILE_M * TILE_K / A_RUN * A_STRIDE>;
 var<workgroup> b_tile: array<f16, TILE_N * TILE_K / B_RUN * B_STRIDE>;
 var<workgroup> strip: array<f32, WG / 32u * 16u * STRIP>;
 
+// Where rows and columns of the operands end. Lines along them that are read in pairs are of even length (EVEN, of the part).
+fn row_end() -> u32 { return p.m + A_TURN * EVEN * (p.m % 2u); }
+fn col_end() -> u32 { return p.n + (1u - B_TURN) * EVEN * (p.n % 2u); }
+
 struct Tile { z: u32, row: u32, col: u32 }
 fn tile_of(wg: vec3<u32>, grid: vec3<u32>) -> Tile {
   let i = wg.y * grid.x + wg.x;          // grids past 65535 are folded into y
@@ -44,7 +48,10 @@ fn tile_of(wg: vec3<u32>, grid: vec3<u32>) -> Tile {
   let first = place / (GROUP * cols) * GROUP;
   let height = min(GROUP, rows - first);
   let within = place - first * cols;
-  return Tile(i / (rows * cols), (first + within % height) * TILE_M, within / height * TILE_N);
+  // The last tiles end with the result where it is large enough: then they hold values that another tile has too.
+  let row = min((first + within % height) * TILE_M, max(row_end(), TILE_M) - TILE_M);
+  let col = min(within / height * TILE_N, max(col_end(), TILE_N) - TILE_N);
+  return Tile(i / (rows * cols), row, col);
 }
 
 // Which line of a tile, and which two halves of it, the q-th pair of a copy is. Lines of 16 pairs are taken four apart, which
@@ -100,7 +107,7 @@ fn fetch(tile: Tile, k0: u32, a_first: u32, b_first: u32, lane: u32) -> Next {
   var next: Next;
   let a_at = vec2<u32>(tile.row, k0);
   let b_at = vec2<u32>(k0, tile.col);
-  if (tile.row + TILE_M <= p.m && tile.col + TILE_N <= p.n && k0 + TILE_K <= p.k) {
+  if (tile.row + TILE_M <= row_end() && tile.col + TILE_N <= col_end() && k0 + TILE_K <= p.k) {
     let a_line = select(p.a_row, p.a_col, A_COLUMNS);
     let b_line = select(p.b_row, p.b_col, B_COLUMNS);
     let a_spot = spot(lane, A_RUN);
@@ -175,13 +182,47 @@ fn corner_of(lane: u32) -> vec2<u32> {   // of the subgroup's part of the tile
   return vec2<u32>(part / (TILE_N / SUB_N) * SUB_M, part % (TILE_N / SUB_N) * SUB_N);
 }
 
-// One slice of 16 values of k: every matrix of the left operand times one of the right, added to a column of sums.
-fn add_column(l0: Left, l1: Left, l2: Left, l3: Left, right: Right,
-              s0: ptr<function, Sum>, s1: ptr<function, Sum>, s2: ptr<function, Sum>, s3: ptr<function, Sum>) {
-  *s0 = subgroupMatrixMultiplyAccumulate(l0, right, *s0);
-  if (ROWS > 1u) { *s1 = subgroupMatrixMultiplyAccumulate(l1, right, *s1); }
-  if (ROWS > 2u) { *s2 = subgroupMatrixMultiplyAccumulate(l2, right, *s2); }
-  if (ROWS > 2u) { *s3 = subgroupMatrixMultiplyAccumulate(l3, right, *s3); }
+// Sums of one column of matrices, from the top.
+struct Column { s0: Sum, s1: Sum, s2: Sum, s3: Sum }
+fn add_column(column: Column, l0: Left, l1: Left, l2: Left, l3: Left, right: Right) -> Column {
+  var c = column;
+  c.s0 = subgroupMatrixMultiplyAccumulate(l0, right, c.s0);
+  if (ROWS > 1u) { c.s1 = subgroupMatrixMultiplyAccumulate(l1, right, c.s1); }
+  if (ROWS > 2u) { c.s2 = subgroupMatrixMultiplyAccumulate(l2, right, c.s2); }
+  if (ROWS > 2u) { c.s3 = subgroupMatrixMultiplyAccumulate(l3, right, c.s3); }
+  return c;
+}
+struct Sums { c0: Column, c1: Column, c2: Column, c3: Column }
+fn add_slice(sums: Sums, corner: vec2<u32>, k: u32) -> Sums {
+  var s = sums;
+  let l0 = left_at(corner.x, k);
+  var l1: Left;
+  var l2: Left;
+  var l3: Left;
+  if (ROWS > 1u) { l1 = left_at(corner.x + 16u, k); }
+  if (ROWS > 2u) { l2 = left_at(corner.x + 32u, k); }
+  if (ROWS > 2u) { l3 = left_at(corner.x + 48u, k); }
+  s.c0 = add_column(s.c0, l0, l1, l2, l3, right_at(k, corner.y));
+  if (COLS > 1u) { s.c1 = add_column(s.c1, l0, l1, l2, l3, right_at(k, corner.y + 16u)); }
+  if (COLS > 2u) { s.c2 = add_column(s.c2, l0, l1, l2, l3, right_at(k, corner.y + 32u)); }
+  if (COLS > 2u) { s.c3 = add_column(s.c3, l0, l1, l2, l3, right_at(k, corner.y + 48u)); }
+  return s;
+}
+fn products(tile: Tile, lane: u32) -> Sums {
+  let corner = corner_of(lane);
+  let a_first = a_base(tile.z);
+  let b_first = b_base(tile.z);
+  var sums: Sums;
+  var next = fetch(tile, 0u, a_first, b_first, lane);
+  for (var k0 = 0u; k0 < p.k; k0 += TILE_K) {
+    workgroupBarrier();
+    keep(next, lane);
+    workgroupBarrier();
+    if (k0 + TILE_K < p.k) { next = fetch(tile, k0 + TILE_K, a_first, b_first, lane); }
+    sums = add_slice(sums, corner, 0u);
+    if (TILE_K > 16u) { sums = add_slice(sums, corner, 16u); }
+  }
+  return sums;
 }
 
 // The s-th pair that a lane has of a matrix in its subgroup's strip: row, column.
@@ -224,118 +265,41 @@ fn emit_bias(tile: Tile, sum: Sum, at: vec2<u32>, lane: u32) {
     }
   }
 }
+fn emit_column(tile: Tile, column: Column, at: vec2<u32>, lane: u32) {
+  emit(tile, column.s0, at, lane);
+  if (ROWS > 1u) { emit(tile, column.s1, at + vec2<u32>(16u, 0u), lane); }
+  if (ROWS > 2u) { emit(tile, column.s2, at + vec2<u32>(32u, 0u), lane); }
+  if (ROWS > 2u) { emit(tile, column.s3, at + vec2<u32>(48u, 0u), lane); }
+}
+fn emit_bias_column(tile: Tile, column: Column, at: vec2<u32>, lane: u32) {
+  emit_bias(tile, column.s0, at, lane);
+  if (ROWS > 1u) { emit_bias(tile, column.s1, at + vec2<u32>(16u, 0u), lane); }
+  if (ROWS > 2u) { emit_bias(tile, column.s2, at + vec2<u32>(32u, 0u), lane); }
+  if (ROWS > 2u) { emit_bias(tile, column.s3, at + vec2<u32>(48u, 0u), lane); }
+}
+
 @compute @workgroup_size(WG)
 fn matmul(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
           @builtin(local_invocation_index) lane: u32) {
   let tile = tile_of(wg, grid);
   if (tile.z >= p.batches) { return; }   // uniform: the whole workgroup leaves
-  let corner = corner_of(lane);
-  let a_first = a_base(tile.z);
-  let b_first = b_base(tile.z);
-  var s00: Sum; var s10: Sum; var s20: Sum; var s30: Sum;
-  var s01: Sum; var s11: Sum; var s21: Sum; var s31: Sum;
-  var s02: Sum; var s12: Sum; var s22: Sum; var s32: Sum;
-  var s03: Sum; var s13: Sum; var s23: Sum; var s33: Sum;
-  var next = fetch(tile, 0u, a_first, b_first, lane);
-  for (var k0 = 0u; k0 < p.k; k0 += TILE_K) {
-    workgroupBarrier();
-    keep(next, lane);
-    workgroupBarrier();
-    if (k0 + TILE_K < p.k) { next = fetch(tile, k0 + TILE_K, a_first, b_first, lane); }
-    {
-      let l0 = left_at(corner.x, 0u);
-      var l1: Left; var l2: Left; var l3: Left;
-      if (ROWS > 1u) { l1 = left_at(corner.x + 16u, 0u); }
-      if (ROWS > 2u) { l2 = left_at(corner.x + 32u, 0u); l3 = left_at(corner.x + 48u, 0u); }
-      add_column(l0, l1, l2, l3, right_at(0u, corner.y + 0u), &s00, &s10, &s20, &s30);
-      if (COLS > 1u) { add_column(l0, l1, l2, l3, right_at(0u, corner.y + 16u), &s01, &s11, &s21, &s31); }
-      if (COLS > 2u) { add_column(l0, l1, l2, l3, right_at(0u, corner.y + 32u), &s02, &s12, &s22, &s32); }
-      if (COLS > 2u) { add_column(l0, l1, l2, l3, right_at(0u, corner.y + 48u), &s03, &s13, &s23, &s33); }
-    }
-    if (TILE_K > 16u) {
-      let l0 = left_at(corner.x, 16u);
-      var l1: Left; var l2: Left; var l3: Left;
-      if (ROWS > 1u) { l1 = left_at(corner.x + 16u, 16u); }
-      if (ROWS > 2u) { l2 = left_at(corner.x + 32u, 16u); l3 = left_at(corner.x + 48u, 16u); }
-      add_column(l0, l1, l2, l3, right_at(16u, corner.y + 0u), &s00, &s10, &s20, &s30);
-      if (COLS > 1u) { add_column(l0, l1, l2, l3, right_at(16u, corner.y + 16u), &s01, &s11, &s21, &s31); }
-      if (COLS > 2u) { add_column(l0, l1, l2, l3, right_at(16u, corner.y + 32u), &s02, &s12, &s22, &s32); }
-      if (COLS > 2u) { add_column(l0, l1, l2, l3, right_at(16u, corner.y + 48u), &s03, &s13, &s23, &s33); }
-    }
-  }
-  let at = vec2<u32>(tile.row, tile.col) + corner;
-  emit(tile, s00, at + vec2<u32>(0u, 0u), lane);
-  if ((ROWS > 1u)) { emit(tile, s10, at + vec2<u32>(16u, 0u), lane); }
-  if ((ROWS > 2u)) { emit(tile, s20, at + vec2<u32>(32u, 0u), lane); }
-  if ((ROWS > 2u)) { emit(tile, s30, at + vec2<u32>(48u, 0u), lane); }
-  if ((COLS > 1u)) { emit(tile, s01, at + vec2<u32>(0u, 16u), lane); }
-  if ((ROWS > 1u) & (COLS > 1u)) { emit(tile, s11, at + vec2<u32>(16u, 16u), lane); }
-  if ((ROWS > 2u) & (COLS > 1u)) { emit(tile, s21, at + vec2<u32>(32u, 16u), lane); }
-  if ((ROWS > 2u) & (COLS > 1u)) { emit(tile, s31, at + vec2<u32>(48u, 16u), lane); }
-  if ((COLS > 2u)) { emit(tile, s02, at + vec2<u32>(0u, 32u), lane); }
-  if ((ROWS > 1u) & (COLS > 2u)) { emit(tile, s12, at + vec2<u32>(16u, 32u), lane); }
-  if ((ROWS > 2u) & (COLS > 2u)) { emit(tile, s22, at + vec2<u32>(32u, 32u), lane); }
-  if ((ROWS > 2u) & (COLS > 2u)) { emit(tile, s32, at + vec2<u32>(48u, 32u), lane); }
-  if ((COLS > 2u)) { emit(tile, s03, at + vec2<u32>(0u, 48u), lane); }
-  if ((ROWS > 1u) & (COLS > 2u)) { emit(tile, s13, at + vec2<u32>(16u, 48u), lane); }
-  if ((ROWS > 2u) & (COLS > 2u)) { emit(tile, s23, at + vec2<u32>(32u, 48u), lane); }
-  if ((ROWS > 2u) & (COLS > 2u)) { emit(tile, s33, at + vec2<u32>(48u, 48u), lane); }
+  let sums = products(tile, lane);
+  let at = vec2<u32>(tile.row, tile.col) + corner_of(lane);
+  emit_column(tile, sums.c0, at, lane);
+  if (COLS > 1u) { emit_column(tile, sums.c1, at + vec2<u32>(0u, 16u), lane); }
+  if (COLS > 2u) { emit_column(tile, sums.c2, at + vec2<u32>(0u, 32u), lane); }
+  if (COLS > 2u) { emit_column(tile, sums.c3, at + vec2<u32>(0u, 48u), lane); }
 }
 
 @compute @workgroup_size(WG)
 fn matmul_bias(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
-          @builtin(local_invocation_index) lane: u32) {
+               @builtin(local_invocation_index) lane: u32) {
   let tile = tile_of(wg, grid);
-  if (tile.z >= p.batches) { return; }   // uniform: the whole workgroup leaves
-  let corner = corner_of(lane);
-  let a_first = a_base(tile.z);
-  let b_first = b_base(tile.z);
-  var s00: Sum; var s10: Sum; var s20: Sum; var s30: Sum;
-  var s01: Sum; var s11: Sum; var s21: Sum; var s31: Sum;
-  var s02: Sum; var s12: Sum; var s22: Sum; var s32: Sum;
-  var s03: Sum; var s13: Sum; var s23: Sum; var s33: Sum;
-  var next = fetch(tile, 0u, a_first, b_first, lane);
-  for (var k0 = 0u; k0 < p.k; k0 += TILE_K) {
-    workgroupBarrier();
-    keep(next, lane);
-    workgroupBarrier();
-    if (k0 + TILE_K < p.k) { next = fetch(tile, k0 + TILE_K, a_first, b_first, lane); }
-    {
-      let l0 = left_at(corner.x, 0u);
-      var l1: Left; var l2: Left; var l3: Left;
-      if (ROWS > 1u) { l1 = left_at(corner.x + 16u, 0u); }
-      if (ROWS > 2u) { l2 = left_at(corner.x + 32u, 0u); l3 = left_at(corner.x + 48u, 0u); }
-      add_column(l0, l1, l2, l3, right_at(0u, corner.y + 0u), &s00, &s10, &s20, &s30);
-      if (COLS > 1u) { add_column(l0, l1, l2, l3, right_at(0u, corner.y + 16u), &s01, &s11, &s21, &s31); }
-      if (COLS > 2u) { add_column(l0, l1, l2, l3, right_at(0u, corner.y + 32u), &s02, &s12, &s22, &s32); }
-      if (COLS > 2u) { add_column(l0, l1, l2, l3, right_at(0u, corner.y + 48u), &s03, &s13, &s23, &s33); }
-    }
-    if (TILE_K > 16u) {
-      let l0 = left_at(corner.x, 16u);
-      var l1: Left; var l2: Left; var l3: Left;
-      if (ROWS > 1u) { l1 = left_at(corner.x + 16u, 16u); }
-      if (ROWS > 2u) { l2 = left_at(corner.x + 32u, 16u); l3 = left_at(corner.x + 48u, 16u); }
-      add_column(l0, l1, l2, l3, right_at(16u, corner.y + 0u), &s00, &s10, &s20, &s30);
-      if (COLS > 1u) { add_column(l0, l1, l2, l3, right_at(16u, corner.y + 16u), &s01, &s11, &s21, &s31); }
-      if (COLS > 2u) { add_column(l0, l1, l2, l3, right_at(16u, corner.y + 32u), &s02, &s12, &s22, &s32); }
-      if (COLS > 2u) { add_column(l0, l1, l2, l3, right_at(16u, corner.y + 48u), &s03, &s13, &s23, &s33); }
-    }
-  }
-  let at = vec2<u32>(tile.row, tile.col) + corner;
-  emit_bias(tile, s00, at + vec2<u32>(0u, 0u), lane);
-  if ((ROWS > 1u)) { emit_bias(tile, s10, at + vec2<u32>(16u, 0u), lane); }
-  if ((ROWS > 2u)) { emit_bias(tile, s20, at + vec2<u32>(32u, 0u), lane); }
-  if ((ROWS > 2u)) { emit_bias(tile, s30, at + vec2<u32>(48u, 0u), lane); }
-  if ((COLS > 1u)) { emit_bias(tile, s01, at + vec2<u32>(0u, 16u), lane); }
-  if ((ROWS > 1u) & (COLS > 1u)) { emit_bias(tile, s11, at + vec2<u32>(16u, 16u), lane); }
-  if ((ROWS > 2u) & (COLS > 1u)) { emit_bias(tile, s21, at + vec2<u32>(32u, 16u), lane); }
-  if ((ROWS > 2u) & (COLS > 1u)) { emit_bias(tile, s31, at + vec2<u32>(48u, 16u), lane); }
-  if ((COLS > 2u)) { emit_bias(tile, s02, at + vec2<u32>(0u, 32u), lane); }
-  if ((ROWS > 1u) & (COLS > 2u)) { emit_bias(tile, s12, at + vec2<u32>(16u, 32u), lane); }
-  if ((ROWS > 2u) & (COLS > 2u)) { emit_bias(tile, s22, at + vec2<u32>(32u, 32u), lane); }
-  if ((ROWS > 2u) & (COLS > 2u)) { emit_bias(tile, s32, at + vec2<u32>(48u, 32u), lane); }
-  if ((COLS > 2u)) { emit_bias(tile, s03, at + vec2<u32>(0u, 48u), lane); }
-  if ((ROWS > 1u) & (COLS > 2u)) { emit_bias(tile, s13, at + vec2<u32>(16u, 48u), lane); }
-  if ((ROWS > 2u) & (COLS > 2u)) { emit_bias(tile, s23, at + vec2<u32>(32u, 48u), lane); }
-  if ((ROWS > 2u) & (COLS > 2u)) { emit_bias(tile, s33, at + vec2<u32>(48u, 48u), lane); }
+  if (tile.z >= p.batches) { return; }
+  let sums = products(tile, lane);
+  let at = vec2<u32>(tile.row, tile.col) + corner_of(lane);
+  emit_bias_column(tile, sums.c0, at, lane);
+  if (COLS > 1u) { emit_bias_column(tile, sums.c1, at + vec2<u32>(0u, 16u), lane); }
+  if (COLS > 2u) { emit_bias_column(tile, sums.c2, at + vec2<u32>(0u, 32u), lane); }
+  if (COLS > 2u) { emit_bias_column(tile, sums.c3, at + vec2<u32>(0u, 48u), lane); }
 }

@@ -13,6 +13,7 @@ struct Params {
 @group(0) @binding(4) var<uniform> p: Params;
 @group(0) @binding(5) var<storage, read> scales: array<f32>;
 
+const EVEN: u32 = 1u;   // lines are of even length
 fn epilogue(value: f32, row: u32, col: u32) -> f32 { return value * scales[row]; }
 fn a_base(z: u32) -> u32 { return 0u; }
 fn b_base(z: u32) -> u32 { return 0u; }

@@ -13,6 +13,7 @@ import pytest
 from nn.check import compare
 from nn.check.linear_wide import wide_rows
 from nn.check.matmul_matrix import product
+from nn.ops import matmul_matrix
 from nn.ops.linear_variants import wide_variant
 from nn.ops.matmul_variants import Shape, default, matrix_variant, variants
 from tests.check.emulated import matrices
@@ -64,5 +65,24 @@ def test_products_with_stored_weights(device, rng, format):
             emulating, rng, chosen=wide_variant(32, 32, 16, 16), entry=entry, format=format, rows=70, cols=256,
             tokens=33, pieces=pieces, size=3e5,
         ):  # fmt: skip
+            problem = compare(outcome)
+            assert problem is None, problem
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"a": (2, 61, 45), "b": (2, 45, 39)},
+        {"a": (61, 45), "b": (45, 40), "trans_b": True, "bias": True},
+        {"a": (67, 46), "b": (46, 70), "trans_a": True},
+    ],
+    ids=["all odd", "odd lines of k B^T bias", "odd lines of m A^T"],
+)
+def test_large_products_read_odd_lines_in_pairs(device, rng, case, monkeypatch):
+    if not device.caps.f16:
+        pytest.skip("the device has no f16")
+    monkeypatch.setattr(matmul_matrix, "_LARGE", 0)
+    with matrices(device) as emulating:
+        for outcome in product(emulating, rng, chosen=SMALL, **case):
             problem = compare(outcome)
             assert problem is None, problem
