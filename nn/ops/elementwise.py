@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.graph.ir import COMPUTE, FLOATS, INTEGERS, Cast, Expand, Map, constant
+from nn.ops.bf16 import NarrowBF16, WidenBF16
 from nn.tensor import Tensor, add_methods, apply, broadcast_shapes
 
 if TYPE_CHECKING:
@@ -480,9 +481,16 @@ def masked_fill(input: Tensor, mask: Tensor, value: float) -> Tensor:
 
 
 def cast(input: Tensor, dtype: str) -> Tensor:
-    """input as another dtype of f32, f16, i32, u32, bool. Float to integer truncates, saturates, and takes NaN to 0; to
-    f16 rounds at once, also inside a fused kernel."""
-    return input if input.dtype == dtype else apply(Cast(dtype), input)
+    """input as another dtype of f32, f16, bf16, i32, u32, bool.
+
+    Float to integer truncates, saturates, and takes NaN to 0; to f16 and bf16 rounds at once, also inside a fused
+    kernel (bf16: to nearest, ties to even; it is storage, and goes through f32).
+    """
+    if input.dtype == dtype:
+        return input
+    if input.dtype == "bf16":
+        return cast(apply(WidenBF16(), input), dtype)
+    return apply(NarrowBF16(), cast(input, "f32")) if dtype == "bf16" else apply(Cast(dtype), input)
 
 
 __all__ = [

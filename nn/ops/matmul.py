@@ -26,13 +26,22 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Matrix product with torch's rules: leading axes are batches, which broadcast; a vector is a row or a column.
 
     Shapes: (..., M, K) x (..., K, N) -> (..., M, N); (K,) x (..., K, N) -> (..., N); (..., M, K) x (K,) -> (..., M);
-    (K,) x (K,) -> (). Both f32 or both f16; sums are f32. A transposed operand is read in place.
+    (K,) x (K,) -> (). Both f32, f16 or bf16; sums are f32, and so are the products of bf16, which is converted
+    first. A transposed operand is read in place.
     Raises: ShapeError where the shapes do not fit or an operand has no axes, TypeError where the dtypes differ.
     """
     if not input.ndim or not other.ndim:
         raise ShapeError(
             f"matmul: shapes {list(input.shape)} and {list(other.shape)}; both need an axis, use * for scalars"
         )
+    if input.shape[-1] != other.shape[max(other.ndim - 2, 0)]:
+        raise ShapeError(
+            f"matmul: shapes {list(input.shape)} and {list(other.shape)} do not fit: the first's last axis has "
+            f"{input.shape[-1]} elements, the second's {'only' if other.ndim == 1 else 'second to last'} axis "
+            f"{other.shape[max(other.ndim - 2, 0)]}; they must be equal"
+        )
+    if input.dtype == other.dtype == "bf16":  # storage: the arithmetic is f32's
+        return matmul(input.to("f32"), other.to("f32")).to("bf16")
     a = input.reshape(1, input.shape[0]) if input.ndim == 1 else input
     b = other.reshape(other.shape[0], 1) if other.ndim == 1 else other
     out = apply(MatMul(), a, b)

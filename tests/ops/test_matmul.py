@@ -152,3 +152,30 @@ def test_errors_name_the_shapes(specs, error, text):
 def test_scalars_are_refused(device):
     with pytest.raises(ShapeError, match="both need an axis"):
         F.matmul(Tensor(np.float32(1.0), device), Tensor(np.ones(3, np.float32), device))
+
+
+def test_bf16_is_storage(device, rng):
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((3, 5, 33), (33, 7)))
+    x, y = (Tensor(v, device, dtype="bf16") for v in (a, b))
+    out = x @ y
+    assert out.dtype == "bf16"
+    want = x.numpy().astype(np.float64) @ y.numpy().astype(np.float64)
+    np.testing.assert_allclose(out.numpy(), want, rtol=2**-8, atol=1e-5)
+    np.testing.assert_array_equal(x.to("f32").to("bf16").numpy(), x.numpy())
+    np.testing.assert_array_equal(x.to("f16").numpy(), x.numpy().astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        (
+            (3,),
+            (4, 2),
+            r"shapes \[3\] and \[4, 2\] do not fit: the first's last axis has 3 elements, the second's second",
+        ),
+        ((2, 3), (4,), r"shapes \[2, 3\] and \[4\] do not fit: .*the second's only axis 4; they must be equal"),
+    ],
+)
+def test_the_message_shows_the_shapes_that_were_given(device, a, b, text):
+    with pytest.raises(ShapeError, match=text):
+        Tensor(np.zeros(a, np.float32), device) @ Tensor(np.zeros(b, np.float32), device)
