@@ -9,6 +9,7 @@ from nn.ops.base import Array, Op, Spec
 
 if TYPE_CHECKING:
     from gpu import Recorder
+    from nn.quant.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,12 @@ class WidenBF16(Op):
     def infer(self, *inputs: Spec) -> Spec:
         return Spec(inputs[0].shape, "f32")
 
-    def lower(self, record: Recorder, x: Array, out: Array) -> None:
+    def lower(self, record: Recorder, x: Array | Weight, out: Array) -> None:
+        if not isinstance(x, Array):
+            raise TypeError(
+                f"to: got a weight in format {x.format}; weights can only be operands of linear and embedding "
+                "operations"
+            )
         record_bf16(record, "widen", x, out)
 
 

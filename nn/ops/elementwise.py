@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.graph.ir import COMPUTE, FLOATS, INTEGERS, Cast, Expand, Map, constant
+from nn.graph.ir import COMPUTE, FLOATS, INTEGERS, Cast, Expand, Map, View, constant
 from nn.ops.bf16 import NarrowBF16, WidenBF16
 from nn.tensor import Tensor, add_methods, apply, broadcast_shapes
 
@@ -489,8 +489,16 @@ def cast(input: Tensor, dtype: str) -> Tensor:
     if input.dtype == dtype:
         return input
     if input.dtype == "bf16":
-        return cast(apply(WidenBF16(), input), dtype)
+        return cast(_widened(input), dtype)
     return apply(NarrowBF16(), cast(input, "f32")) if dtype == "bf16" else apply(Cast(dtype), input)
+
+
+def _widened(input: Tensor) -> Tensor:
+    """bf16 as f32. A view of it becomes the same view of the f32 values: nothing copies bf16 on a device."""
+    node = input.node
+    if isinstance(node.op, View):
+        return apply(node.op, _widened(Tensor(node.inputs[0], input.device)))
+    return apply(WidenBF16(), input)
 
 
 __all__ = [
