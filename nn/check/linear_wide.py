@@ -101,7 +101,7 @@ def widen_steps(device: Device, rng: np.random.Generator, *, format: str, rows: 
     out = device.upload(np.full((rows, cols), np.nan, np.float16))
     record = device.recorder()
     kernel = device.kernel("quant/widen.wgsl", "widen", parts={"format": weight.shader})
-    record(kernel, -(-rows * cols // 2048), w=weight.windows[0].buffer, out=out, w_rows=rows, cols=cols)
+    record(kernel, -(-rows * cols // 1024), w=weight.windows[0].buffer, out=out, w_rows=rows, cols=cols)
     record.submit()
     yield Outcome(device.read(out, np.float16, (rows, cols)), dequantize(raw, format).astype(np.float16), 0.0, 0.0, "")
 

@@ -74,8 +74,14 @@ def record_wide(
             moved = Cost(0, window.buffer.nbytes, 2 * window.rows * cols)
             with record.scope(Scope("widen", kind="linear", cost=moved)):
                 decode = device.kernel("quant/widen.wgsl", "widen", parts={"format": w.shader})
-                blocks = window.rows * cols // BLOCK
-                record(decode, grid=-(-blocks // 64), w=window.buffer, out=wide, w_rows=window.rows, cols=cols)
+                record(
+                    decode,
+                    grid=-(-window.rows * cols // 1024),
+                    w=window.buffer,
+                    out=wide,
+                    w_rows=window.rows,
+                    cols=cols,
+                )
         record(
             product, grid=-(-tokens // chosen.tokens) * -(-window.rows // chosen.rows), a=halves, b=wide, out=out,
             scales=scales, m=tokens, n=window.rows, k=cols, batches=1, out_offset=0, out_cols=out_cols,
