@@ -144,6 +144,8 @@ def measured(
     watch = Stopwatch(device)
     warm(device, watch, limit=3.0 if device.caps.kind == "gpu" else 0.2)
     ceilings = measure(device)
+    if device.caps.kind == "gpu":  # its clock is up only now: an idle one can be low and steady for seconds
+        warm(device, watch, limit=1.0)
     report["ceilings"] = {key: float(f"{value:.5g}") for key, value in asdict(ceilings).items()}
     say(ceilings_text(ceilings))
     runner = Runner(device, watch, ceilings, peer, show=lambda row: say(row_line(row)), rows=rows)

@@ -118,7 +118,7 @@ class Stopwatch:
         return time.perf_counter() - start
 
     def heat(self) -> None:
-        """Keep a GPU busy until work of known length takes as little time as it ever did, a second at most.
+        """Keep a GPU busy until work of known length takes as little time as it ever did, three seconds at most.
 
         A GPU that idled while the host made inputs runs at a fraction of its clock, and does so steadily for a while:
         that two batches agree says nothing about it.
@@ -126,7 +126,7 @@ class Stopwatch:
         if self._spin is None:
             return
         plan, rounds, least = self._spin
-        end = time.perf_counter() + 1.0
+        end = time.perf_counter() + 3.0
         while (now := self.batch([plan], rounds)) > HOT * least and time.perf_counter() < end:
             pass
         self._spin = plan, rounds, min(now, least)

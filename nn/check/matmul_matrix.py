@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from gpu import Device
 
 NEEDS = frozenset({"matrix_f16"})
-PARTS = ("matmul/halves_pairs.wgsl", "matmul/halves_single.wgsl", "matmul/dense_params.wgsl")
+PARTS = (
+    "matmul/halves_pairs.wgsl",
+    "matmul/halves_single.wgsl",
+    "matmul/halves_odd.wgsl",
+    "movement/even_lines.wgsl",
+    "matmul/dense_params.wgsl",
+)
 
 
 def product(
@@ -115,6 +121,7 @@ def cases() -> list[Case]:
     for a, b in (
         ((2, 1, 2, 1, 40, 34), (1, 3, 1, 2, 34, 22)), ((2, 1, 2, 1, 17, 7), (1, 3, 1, 2, 7, 5)), ((0, 5, 7), (0, 7, 2)),
         ((16, 300), (300, 70)), ((17, 300), (300, 70)), ((700, 64), (64, 1500)), ((1500, 65), (65, 1501)),
+        ((3, 411, 333), (3, 333, 391)), ((2, 1, 301, 513), (3, 513, 512)), ((290, 1030), (1030, 517)),
     ):  # fmt: skip
         for swap in (False, True):
             name = f"ops/matmul: f16, {a} x {b}{' both transposed' * swap}"

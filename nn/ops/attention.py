@@ -107,6 +107,8 @@ def attention(
     Source: Dao 2023, arXiv:2307.08691; soft-cap: Gemma 2, arXiv:2408.00118; window: Mistral, arXiv:2310.06825.
     """
     _check_options("attention", window, softcap)
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"attention: scale is {scale}; expected a finite number, or None for 1 / sqrt(D)")
     if window is not None and not causal:
         raise ValueError(
             f"attention: window={window} without causal=True; a window counts back from the causal position"
@@ -401,7 +403,9 @@ def record_attention(
     elif kind == "narrow":
         pairs = q_len * (heads // kv_heads)
         constants["ROWS"] = -(-pairs // -(-pairs // NARROW_ROWS))  # 5 pairs: 3 and 2
-        grid = (-(-pairs // constants["ROWS"]), kv_heads, batch)
+        groups = -(-pairs // constants["ROWS"])
+        folds = -(-groups // device.fold_at)
+        grid = (-(-groups // folds), kv_heads, batch * folds)
     elif kind in ("lanes", "split"):
         path = "attention/lanes.wgsl"
         size = min(max(subgroup_size or device.caps.subgroup_size, 8), constants["WG"])

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.graph.ir import COMPUTE, FLOATS, INTEGERS, Cast, Expand, Map, constant
+from nn.graph.ir import COMPUTE, FLOATS, INTEGERS, Cast, Expand, Map, View, constant
+from nn.ops.bf16 import NarrowBF16, WidenBF16
 from nn.tensor import Tensor, add_methods, apply, broadcast_shapes
 
 if TYPE_CHECKING:
@@ -537,9 +538,24 @@ def masked_fill(input: Tensor, mask: Tensor, value: float) -> Tensor:
 
 
 def cast(input: Tensor, dtype: str) -> Tensor:
-    """input as another dtype of f32, f16, i32, u32, bool. Float to integer truncates, saturates, and takes NaN to 0; to
-    f16 rounds at once, also inside a fused kernel."""
-    return input if input.dtype == dtype else apply(Cast(dtype), input)
+    """input as another dtype of f32, f16, bf16, i32, u32, bool.
+
+    Float to integer truncates, saturates, and takes NaN to 0; to f16 and bf16 rounds at once, also inside a fused
+    kernel (bf16: to nearest, ties to even; it is storage, and goes through f32).
+    """
+    if input.dtype == dtype:
+        return input
+    if input.dtype == "bf16":
+        return cast(_widened(input), dtype)
+    return apply(NarrowBF16(), cast(input, "f32")) if dtype == "bf16" else apply(Cast(dtype), input)
+
+
+def _widened(input: Tensor) -> Tensor:
+    """bf16 as f32. A view of it becomes the same view of the f32 values: nothing copies bf16 on a device."""
+    node = input.node
+    if isinstance(node.op, View):
+        return apply(node.op, _widened(Tensor(node.inputs[0], input.device)))
+    return apply(WidenBF16(), input)
 
 
 __all__ = [

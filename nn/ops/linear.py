@@ -18,7 +18,8 @@ from nn.ops.base import DTYPES, FLOATS, Array, Op, Progress, ShapeError, Spec, c
 from nn.ops.create import arange
 from nn.ops.embedding import embedding
 from nn.ops.linear_tune import LINEAR
-from nn.ops.linear_variants import BROADCAST, GEMV, ROW, Shape, Variant
+from nn.ops.linear_variants import BROADCAST, GEMV, ROW, WIDE, Shape, Variant
+from nn.ops.linear_wide import record_wide
 from nn.ops.matmul import MatMul, matmul
 from nn.ops.norm import record_rms_norm
 from nn.quant.formats import FORMATS
@@ -176,6 +177,12 @@ def multiply(
 
     buffers: x, rows of whole blocks, and what else the entry binds. sizes: the Params of norm_qkv_rope.
     """
+    if chosen.path == WIDE:
+        record_wide(
+            record, chosen, entry, w, tokens=tokens, out=out, out_cols=out_cols, first_col=first_col,
+            gelu=(constants or {}).get("GELU", 0), **buffers,
+        )  # fmt: skip
+        return
     kernel = record.device.kernel(
         chosen.path,
         entry,

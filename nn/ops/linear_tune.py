@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu.tune import Family, Result, Trial
-from nn.ops.linear_variants import BROADCAST, DIGITS, F32, GEMM, GEMV, ROW, Shape, Variant, default, variants
+from nn.ops.linear_variants import BROADCAST, DIGITS, F32, GEMM, GEMV, ROW, WIDE, Shape, Variant, default, variants
 from nn.ops.trials import bucket, empty_array, shrunk
 from nn.quant.fill import random_weight, uniform
 from nn.quant.repack import plane_offsets
@@ -55,7 +55,9 @@ def trial(device: Device, shape: Shape) -> Trial[Variant]:
         )
 
     # Products of numbers of the order of 1; a gated result is a product of two sums of them, each some sqrt(cols).
-    atol = 2e-6 * given.cols * (4.0 * given.cols**0.5 if given.paired else 1.0)
+    # Where matrix units take part, factors are rounded to 11 bits.
+    each = 2e-6 * given.cols + (2.0**-10 * given.cols**0.5 if device.caps.matrix_f16 else 0.0)
+    atol = each * (4.0 * given.cols**0.5 if given.paired else 1.0)
     return Trial(record, [Result(out.buffer, rtol=1e-5, atol=atol)], turns=sets)
 
 
@@ -78,5 +80,5 @@ LINEAR = Family(
     trial=trial,
     nbytes=nbytes,
     standard=standard,
-    shaders=(ROW, BROADCAST, GEMV, GEMM, F32, DIGITS, "quant"),
+    shaders=(ROW, BROADCAST, GEMV, GEMM, WIDE, F32, DIGITS, "quant"),
 )

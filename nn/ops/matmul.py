@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu.work import Cost
+from nn.ops import matmul_matrix
 from nn.ops.base import FLOATS, Array, Epilogue, Op, Progress, ShapeError, Spec, stored_bytes
 from nn.ops.matmul_block import SUM, record_block, sum_options
+from nn.ops.matmul_matrix import MATRIX
 from nn.ops.matmul_packed import record_packed
 from nn.ops.matmul_tune import MATMUL
 from nn.ops.matmul_variants import BLOCK, PACKED, Shape, Variant
@@ -24,13 +26,22 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Matrix product with torch's rules: leading axes are batches, which broadcast; a vector is a row or a column.
 
     Shapes: (..., M, K) x (..., K, N) -> (..., M, N); (K,) x (..., K, N) -> (..., N); (..., M, K) x (K,) -> (..., M);
-    (K,) x (K,) -> (). Both f32 or both f16; sums are f32. A transposed operand is read in place.
+    (K,) x (K,) -> (). Both f32, f16 or bf16; sums are f32, and so are the products of bf16, which is converted
+    first. A transposed operand is read in place.
     Raises: ShapeError where the shapes do not fit or an operand has no axes, TypeError where the dtypes differ.
     """
     if not input.ndim or not other.ndim:
         raise ShapeError(
             f"matmul: shapes {list(input.shape)} and {list(other.shape)}; both need an axis, use * for scalars"
         )
+    if input.shape[-1] != other.shape[max(other.ndim - 2, 0)]:
+        raise ShapeError(
+            f"matmul: shapes {list(input.shape)} and {list(other.shape)} do not fit: the first's last axis has "
+            f"{input.shape[-1]} elements, the second's {'only' if other.ndim == 1 else 'second to last'} axis "
+            f"{other.shape[max(other.ndim - 2, 0)]}; they must be equal"
+        )
+    if input.dtype == other.dtype == "bf16":  # storage: the arithmetic is f32's
+        return matmul(input.to("f32"), other.to("f32")).to("bf16")
     a = input.reshape(1, input.shape[0]) if input.ndim == 1 else input
     b = other.reshape(other.shape[0], 1) if other.ndim == 1 else other
     out = apply(MatMul(), a, b)
@@ -141,15 +152,24 @@ def record_matmul(
         kernel = device.kernel(chosen.path, "matmul", **options)
     buffers = {"a": a.buffer, "b": b.buffer, "out": out.buffer} | ({} if bias is None else {"bias": bias.buffer})
     more: dict[str, Any] = {} if epilogue is None else {**epilogue.fields, **epilogue.buffers}
-    axes = _merged(out.shape[:-2], _strides(a.shape, out.shape), _strides(b.shape, out.shape))
+    a_line, b_line = matmul_matrix.lines(shape)
+    a_shape, b_shape = a.shape, b.shape
+    if chosen.path == MATRIX and matmul_matrix.evened(shape):  # elements are read in pairs
+        if a_line % 2:
+            buffers["a"] = matmul_matrix.even_lines(record, a.buffer, math.prod(a.shape[:-1]), a_line)
+            a_line, a_shape = a_line + 1, (*a.shape[:-1], a_line + 1)
+        if b_line % 2:
+            buffers["b"] = matmul_matrix.even_lines(record, b.buffer, math.prod(b.shape[:-1]), b_line)
+            b_line, b_shape = b_line + 1, (*b.shape[:-1], b_line + 1)
+    axes = _merged(out.shape[:-2], _strides(a_shape, out.shape), _strides(b_shape, out.shape))
     inner = [(1, 0, 0)] * (2 - len(axes)) + axes[-2:]
     (size_0, a_0, b_0), (size_1, a_1, b_1) = inner
     for index, (a_offset, b_offset) in enumerate(_offsets(axes[:-2])):
         sizes = {
             "m": m, "n": n, "k": k, "batches": size_0 * size_1, "size_1": size_1,
-            "a_offset": a_offset, "a_row": 1 if trans_a else k, "a_col": m if trans_a else 1,
+            "a_offset": a_offset, "a_row": 1 if trans_a else a_line, "a_col": a_line if trans_a else 1,
             "a_batch_0": a_0, "a_batch_1": a_1,
-            "b_offset": b_offset, "b_row": 1 if trans_b else n, "b_col": k if trans_b else 1,
+            "b_offset": b_offset, "b_row": 1 if trans_b else b_line, "b_col": b_line if trans_b else 1,
             "b_batch_0": b_0, "b_batch_1": b_1,
             "out_offset": index * size_0 * size_1 * m * n,
         }  # fmt: skip

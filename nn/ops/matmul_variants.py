@@ -134,6 +134,7 @@ EVERY = (
 
 
 MATRICES = (  # f16 only, on devices with matrix units
+    matrix_variant(256, 128, 32, 64, 64),
     matrix_variant(128, 128, 32, 64, 64),
     matrix_variant(128, 64, 32, 64, 32),
     matrix_variant(64, 64, 32, 32, 32),
@@ -141,8 +142,10 @@ MATRICES = (  # f16 only, on devices with matrix units
 
 
 def variants(caps: Capabilities, shape: Shape) -> Sequence[Variant]:
-    """All that are valid, in a fixed order. On software drivers blocks are right, but too slow to be tried."""
-    return [v for v in (*EVERY, *MATRICES) if v.fits(caps, shape) and not (v.path == BLOCK and caps.kind == "cpu")]
+    """All that are valid, in a fixed order, but for those that are right and never fast: blocks on software drivers,
+    and on GPUs operands packed for software drivers."""
+    slow = BLOCK if caps.kind == "cpu" else PACKED
+    return [v for v in (*EVERY, *MATRICES) if v.fits(caps, shape) and v.path != slow]
 
 
 def default(caps: Capabilities, shape: Shape) -> Variant:
@@ -156,16 +159,21 @@ def default(caps: Capabilities, shape: Shape) -> Variant:
             return packed
         return serial_variant(8, 8) if m >= 32 and n >= 128 else serial_variant(4, 4)
     if m <= 16:  # narrow tiles where wide ones leave a GPU idle: 174 against 256 us at 4096 columns (H200, the tuner)
+        if shape.k >= 1024 and n > 32 and (block := _cut(caps, shape, MEDIUM)) is not None:
+            return block  # 75 against 176 us for 8 x 4096 x 4096 (H200, the tuner)
         return tiled_variant(1, 4) if tiled_variant(1, 4).workgroups(shape) >= _FILL else tiled_variant(2, 2)
+    # Both operands in lines of k fill the registers of 128x128 tiles: 104 TFLOP/s, 168 with 256x128; else 200 and 173.
+    skipped = MATRICES[1] if shape.trans_b and not shape.trans_a else MATRICES[0]
     for wide in MATRICES:
-        if m > 32 and wide.fits(caps, shape) and (wide is MATRICES[-1] or wide.workgroups(shape) >= _FILL):
+        filled = wide is MATRICES[-1] or (wide is not skipped and wide.workgroups(shape) >= _FILL)
+        if m > 32 and wide.fits(caps, shape) and filled:
             return wide
     # Read value by value, operands cost 16x8 blocks too much where naga translates: 29.6 against 26.9 TFLOP/s (H200).
     lines = (m if shape.trans_a else shape.k, shape.k if shape.trans_b else n)
     tiles = SQUARE if caps.backend == "wgpu" and any(length % 4 for length in lines) else LARGE
     if m > 64 and n > 32 and (block := _cut(caps, shape, tiles)) is not None:
         return block
-    if shape.k >= 4096 and n > 32 and (block := _cut(caps, shape, MEDIUM)) is not None:
+    if shape.k >= 512 and n > 32 and (block := _cut(caps, shape, MEDIUM)) is not None:
         return block
     large = tiled_variant(4, 4)
     return large if large.workgroups(shape) >= _FILL else tiled_variant(2, 2)
@@ -179,7 +187,7 @@ def _cut(caps: Capabilities, shape: Shape, base: Variant) -> Variant | None:
     found = base
     if base.workgroups(shape) < 2 * _FILL:
         for cut in (v for v in EVERY if v.split > 1 and v.constants == base.constants):
-            if shape.k < 256 * cut.split or not cut.fits(caps, shape):
+            if shape.k < (128 if base is MEDIUM else 256) * cut.split or not cut.fits(caps, shape):
                 break
             found = cut
             if cut.workgroups(shape) >= 3 * _FILL:

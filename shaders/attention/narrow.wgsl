@@ -4,7 +4,7 @@
 // 32 at a time: each lane scores four of them for all pairs, then sums the weighted values of its groups of four features for
 // all pairs. So a loaded k or q serves 4 or ROWS products of a lane. The running maximum rescales what was summed before
 // (Milakov & Gimelshein 2018, arXiv:1805.02867). Pairs that see no key give 0.
-// Grid: (ceil(q_len * group / ROWS), heads / group, batch). All sums are f32. Loops over features run to p.quads, which the
+// Grid: (ceil(q_len * group / ROWS), heads / group, batch), or x cut into equal parts, which z counts first. All sums are f32. Loops over features run to p.quads, which the
 // driver does not know at compile time: unrolled they take it half a minute.
 // include attention/params.wgsl
 // include attention/rows_vec4.wgsl as rows
@@ -22,10 +22,13 @@ fn score_of(s: f32, batch: u32, head: u32, row: u32, key: u32, range: vec2<u32>)
 }
 
 @compute @workgroup_size(8)
-fn attention_narrow(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-  let first = wg.x * ROWS;                             // pair = query row * group + head in group
-  let pairs = p.q_len * p.group;
-  let batch = wg.z;
+fn attention_narrow(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
+                    @builtin(local_invocation_index) lane: u32) {
+  let pairs = p.q_len * p.group;                       // pair = query row * group + head in group
+  let folds = ((pairs + ROWS - 1u) / ROWS + grid.x - 1u) / grid.x;
+  let first = (wg.z % folds * grid.x + wg.x) * ROWS;
+  if (first >= pairs) { return; }                      // uniform: the whole workgroup leaves
+  let batch = wg.z / folds;
   let k_base = batch * p.k_batch + wg.y * p.k_head;
   let v_base = batch * p.v_batch + wg.y * p.v_head;
   var row: array<u32, ROWS>;

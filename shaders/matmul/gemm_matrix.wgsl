@@ -3,9 +3,9 @@
 // For every TILE_K values of k it copies both operands to workgroup memory, in the order they are stored in; what lies outside
 // counts as 0. The next tile is on its way to registers meanwhile. A lane copies two halves at a time: neighbours then write
 // neighbouring words, where 16 bytes a lane meet four to a bank (H200, 4096 cubed, sizes built in: 267 to 240 TFLOP/s).
-// Eight halves between rows keep the loads of matrices off each other's banks. Sums cannot be indexed, so results pass through
-// a strip of workgroup memory. Matrices and copies have names, so that no driver has to unroll a loop to keep them in registers.
-// Any m, n, k (k = 0 gives zeros). Operands and result: the part `halves`, whose strides are in dense_params.wgsl.
+// Eight halves between rows keep the loads of matrices off each other's banks. Sums cannot be indexed, so results pass through a strip of
+// workgroup memory. Any m, n, k (k = 0 gives zeros).
+// Matrices and copies have names, so that no driver has to unroll a loop to keep them in registers.
 // Grid: batches * ceil(m / TILE_M) * ceil(n / TILE_N) workgroups, GROUP tiles of a column together, so that caches see them.
 const TILE_M: u32 = 128u;
 const TILE_N: u32 = 128u;
@@ -16,7 +16,7 @@ const GROUP: u32 = 4u;
 const A_COLUMNS: bool = false; // A is stored (k, m): its columns lie one after another
 const B_COLUMNS: bool = false; // B is stored (n, k)
 // include matmul/halves_pairs.wgsl as halves
-const WG: u32 = 32u * (TILE_M / SUB_M) * (TILE_N / SUB_N);
+const WG: u32 = 32u * (TILE_M / SUB_M) * (TILE_N / SUB_N);   // a multiple of 128
 const ROWS: u32 = SUB_M / 16u; // matrices of a subgroup
 const COLS: u32 = SUB_N / 16u;
 const A_TURN: u32 = u32(A_COLUMNS);
@@ -35,6 +35,10 @@ var<workgroup> a_tile: array<f16, TILE_M * TILE_K / A_RUN * A_STRIDE>;
 var<workgroup> b_tile: array<f16, TILE_N * TILE_K / B_RUN * B_STRIDE>;
 var<workgroup> strip: array<f32, WG / 32u * 16u * STRIP>;
 
+// Where rows and columns of the operands end. Lines along them that are read in pairs are of even length (EVEN, of the part).
+fn row_end() -> u32 { return p.m + A_TURN * EVEN * (p.m % 2u); }
+fn col_end() -> u32 { return p.n + (1u - B_TURN) * EVEN * (p.n % 2u); }
+
 struct Tile { z: u32, row: u32, col: u32 }
 fn tile_of(wg: vec3<u32>, grid: vec3<u32>) -> Tile {
   let i = wg.y * grid.x + wg.x;          // grids past 65535 are folded into y
@@ -44,7 +48,10 @@ fn tile_of(wg: vec3<u32>, grid: vec3<u32>) -> Tile {
   let first = place / (GROUP * cols) * GROUP;
   let height = min(GROUP, rows - first);
   let within = place - first * cols;
-  return Tile(i / (rows * cols), (first + within % height) * TILE_M, within / height * TILE_N);
+  // The last tiles end with the result where it is large enough: then they hold values that another tile has too.
+  let row = min((first + within % height) * TILE_M, max(row_end(), TILE_M) - TILE_M);
+  let col = min(within / height * TILE_N, max(col_end(), TILE_N) - TILE_N);
+  return Tile(i / (rows * cols), row, col);
 }
 
 // Which line of a tile, and which two halves of it, the q-th pair of a copy is. Lines of 16 pairs are taken four apart, which
@@ -54,23 +61,19 @@ fn spot(q: u32, run: u32) -> vec2<u32> {
   if (pairs == 16u) { return vec2<u32>(q / 128u * 8u + q / 32u % 4u + q / 16u % 2u * 4u, q % 16u * 2u); }
   return vec2<u32>(q / pairs, q % pairs * 2u);
 }
-// Four pairs of A from the i-th on. at: row and k of the tile. The second form is for tiles that lie over an edge.
-fn a_four(i: u32, at: vec2<u32>, base: u32, lane: u32) -> mat4x2<f16> {
-  let corner = base + select(at.x * p.a_row + at.y, at.y * p.a_col + at.x, A_COLUMNS);
-  let stride = select(p.a_row, p.a_col, A_COLUMNS);
-  let x = spot(i * WG + lane, A_RUN);
-  let y = spot((i + 1u) * WG + lane, A_RUN);
-  let z = spot((i + 2u) * WG + lane, A_RUN);
-  let w = spot((i + 3u) * WG + lane, A_RUN);
+
+// Four pairs of A from the i-th on. first: where the lane's first one lies; step: from one to the next, equal in all lanes.
+// The second form is for tiles that lie over an edge; at: row and k of the tile.
+fn a_four(i: u32, first: u32, step: u32) -> mat4x2<f16> {
   return mat4x2<f16>(
-    a_two(corner + x.x * stride + x.y, true), a_two(corner + y.x * stride + y.y, true),
-    a_two(corner + z.x * stride + z.y, true), a_two(corner + w.x * stride + w.y, true));
+    a_two(first, i * step, true), a_two(first, (i + 1u) * step, true),
+    a_two(first, (i + 2u) * step, true), a_two(first, (i + 3u) * step, true));
 }
 fn a_edge(q: u32, at: vec2<u32>, base: u32) -> vec2<f16> {
   let x = spot(q, A_RUN) + select(at, at.yx, A_COLUMNS);   // line, half
   let limit = select(vec2<u32>(p.m, p.k), vec2<u32>(p.k, p.m), A_COLUMNS);
   if (x.x >= limit.x || x.y >= limit.y) { return vec2<f16>(); }
-  return a_two(base + x.x * select(p.a_row, p.a_col, A_COLUMNS) + x.y, x.y + 1u < limit.y);
+  return a_two(base + x.x * select(p.a_row, p.a_col, A_COLUMNS) + x.y, 0u, x.y + 1u < limit.y);
 }
 fn a_edges(i: u32, at: vec2<u32>, base: u32, lane: u32) -> mat4x2<f16> {
   return mat4x2<f16>(
@@ -78,22 +81,16 @@ fn a_edges(i: u32, at: vec2<u32>, base: u32, lane: u32) -> mat4x2<f16> {
     a_edge((i + 2u) * WG + lane, at, base), a_edge((i + 3u) * WG + lane, at, base));
 }
 // The same of B. at: k and column of the tile.
-fn b_four(i: u32, at: vec2<u32>, base: u32, lane: u32) -> mat4x2<f16> {
-  let corner = base + select(at.x * p.b_row + at.y, at.y * p.b_col + at.x, B_COLUMNS);
-  let stride = select(p.b_row, p.b_col, B_COLUMNS);
-  let x = spot(i * WG + lane, B_RUN);
-  let y = spot((i + 1u) * WG + lane, B_RUN);
-  let z = spot((i + 2u) * WG + lane, B_RUN);
-  let w = spot((i + 3u) * WG + lane, B_RUN);
+fn b_four(i: u32, first: u32, step: u32) -> mat4x2<f16> {
   return mat4x2<f16>(
-    b_two(corner + x.x * stride + x.y, true), b_two(corner + y.x * stride + y.y, true),
-    b_two(corner + z.x * stride + z.y, true), b_two(corner + w.x * stride + w.y, true));
+    b_two(first, i * step, true), b_two(first, (i + 1u) * step, true),
+    b_two(first, (i + 2u) * step, true), b_two(first, (i + 3u) * step, true));
 }
 fn b_edge(q: u32, at: vec2<u32>, base: u32) -> vec2<f16> {
   let x = spot(q, B_RUN) + select(at, at.yx, B_COLUMNS);
   let limit = select(vec2<u32>(p.k, p.n), vec2<u32>(p.n, p.k), B_COLUMNS);
   if (x.x >= limit.x || x.y >= limit.y) { return vec2<f16>(); }
-  return b_two(base + x.x * select(p.b_row, p.b_col, B_COLUMNS) + x.y, x.y + 1u < limit.y);
+  return b_two(base + x.x * select(p.b_row, p.b_col, B_COLUMNS) + x.y, 0u, x.y + 1u < limit.y);
 }
 fn b_edges(i: u32, at: vec2<u32>, base: u32, lane: u32) -> mat4x2<f16> {
   return mat4x2<f16>(
@@ -110,15 +107,23 @@ fn fetch(tile: Tile, k0: u32, a_first: u32, b_first: u32, lane: u32) -> Next {
   var next: Next;
   let a_at = vec2<u32>(tile.row, k0);
   let b_at = vec2<u32>(k0, tile.col);
-  if (tile.row + TILE_M <= p.m && tile.col + TILE_N <= p.n && k0 + TILE_K <= p.k) {
-    next.a0 = a_four(0u, a_at, a_first, lane);
-    if (A_EACH > 1u) { next.a1 = a_four(4u, a_at, a_first, lane); }
-    if (A_EACH > 2u) { next.a2 = a_four(8u, a_at, a_first, lane); }
-    if (A_EACH > 2u) { next.a3 = a_four(12u, a_at, a_first, lane); }
-    next.b0 = b_four(0u, b_at, b_first, lane);
-    if (B_EACH > 1u) { next.b1 = b_four(4u, b_at, b_first, lane); }
-    if (B_EACH > 2u) { next.b2 = b_four(8u, b_at, b_first, lane); }
-    if (B_EACH > 2u) { next.b3 = b_four(12u, b_at, b_first, lane); }
+  if (tile.row + TILE_M <= row_end() && tile.col + TILE_N <= col_end() && k0 + TILE_K <= p.k) {
+    let a_line = select(p.a_row, p.a_col, A_COLUMNS);
+    let b_line = select(p.b_row, p.b_col, B_COLUMNS);
+    let a_spot = spot(lane, A_RUN);
+    let b_spot = spot(lane, B_RUN);
+    let a_lane = a_first + tile.row * p.a_row + k0 * p.a_col + (a_spot.x * a_line + a_spot.y);
+    let b_lane = b_first + tile.col * p.b_col + k0 * p.b_row + (b_spot.x * b_line + b_spot.y);
+    let a_step = 2u * WG / A_RUN * a_line;   // a whole number of lines is copied at a time
+    let b_step = 2u * WG / B_RUN * b_line;
+    next.a0 = a_four(0u, a_lane, a_step);
+    if (A_EACH > 1u) { next.a1 = a_four(4u, a_lane, a_step); }
+    if (A_EACH > 2u) { next.a2 = a_four(8u, a_lane, a_step); }
+    if (A_EACH > 2u) { next.a3 = a_four(12u, a_lane, a_step); }
+    next.b0 = b_four(0u, b_lane, b_step);
+    if (B_EACH > 1u) { next.b1 = b_four(4u, b_lane, b_step); }
+    if (B_EACH > 2u) { next.b2 = b_four(8u, b_lane, b_step); }
+    if (B_EACH > 2u) { next.b3 = b_four(12u, b_lane, b_step); }
   } else {
     next.a0 = a_edges(0u, a_at, a_first, lane);
     if (A_EACH > 1u) { next.a1 = a_edges(4u, a_at, a_first, lane); }
@@ -131,29 +136,29 @@ fn fetch(tile: Tile, k0: u32, a_first: u32, b_first: u32, lane: u32) -> Next {
   }
   return next;
 }
-fn keep_a(q: u32, two: vec2<f16>) {
-  let x = spot(q, A_RUN);
-  let at = x.x * A_STRIDE + x.y;
+fn keep_a(i: u32, lane: u32, two: vec2<f16>) {
+  let x = spot(lane, A_RUN);
+  let at = x.x * A_STRIDE + x.y + i * (2u * WG / A_RUN * A_STRIDE);
   a_tile[at] = two.x;
   a_tile[at + 1u] = two.y;
 }
-fn keep_b(q: u32, two: vec2<f16>) {
-  let x = spot(q, B_RUN);
-  let at = x.x * B_STRIDE + x.y;
+fn keep_b(i: u32, lane: u32, two: vec2<f16>) {
+  let x = spot(lane, B_RUN);
+  let at = x.x * B_STRIDE + x.y + i * (2u * WG / B_RUN * B_STRIDE);
   b_tile[at] = two.x;
   b_tile[at + 1u] = two.y;
 }
 fn keep_a_four(i: u32, four: mat4x2<f16>, lane: u32) {
-  keep_a(i * WG + lane, four[0]);
-  keep_a((i + 1u) * WG + lane, four[1]);
-  keep_a((i + 2u) * WG + lane, four[2]);
-  keep_a((i + 3u) * WG + lane, four[3]);
+  keep_a(i, lane, four[0]);
+  keep_a(i + 1u, lane, four[1]);
+  keep_a(i + 2u, lane, four[2]);
+  keep_a(i + 3u, lane, four[3]);
 }
 fn keep_b_four(i: u32, four: mat4x2<f16>, lane: u32) {
-  keep_b(i * WG + lane, four[0]);
-  keep_b((i + 1u) * WG + lane, four[1]);
-  keep_b((i + 2u) * WG + lane, four[2]);
-  keep_b((i + 3u) * WG + lane, four[3]);
+  keep_b(i, lane, four[0]);
+  keep_b(i + 1u, lane, four[1]);
+  keep_b(i + 2u, lane, four[2]);
+  keep_b(i + 3u, lane, four[3]);
 }
 fn keep(next: Next, lane: u32) {
   keep_a_four(0u, next.a0, lane);

@@ -4,15 +4,16 @@
 @group(0) @binding(1) var<storage, read> b: array<f16>;
 @group(0) @binding(3) var<storage, read_write> out: array<f16>;   // [batches, m, n] from out_offset on
 
-// Elements `at` and, where both are part of their row, at + 1; else 0 in its place.
-fn a_two(at: u32, both: bool) -> vec2<f16> {
-  var two = vec2<f16>(a[at], 0.0h);
-  if (both) { two.y = a[at + 1u]; }
+const EVEN: u32 = 0u;   // lines are of any length
+// Element at + more and, where both are part of their row, the next one; else 0 in its place.
+fn a_two(at: u32, more: u32, both: bool) -> vec2<f16> {
+  var two = vec2<f16>(a[at + more], 0.0h);
+  if (both) { two.y = a[at + more + 1u]; }
   return two;
 }
-fn b_two(at: u32, both: bool) -> vec2<f16> {
-  var two = vec2<f16>(b[at], 0.0h);
-  if (both) { two.y = b[at + 1u]; }
+fn b_two(at: u32, more: u32, both: bool) -> vec2<f16> {
+  var two = vec2<f16>(b[at + more], 0.0h);
+  if (both) { two.y = b[at + more + 1u]; }
   return two;
 }
 fn put_two(at: u32, values: vec2<f32>, both: bool) {

@@ -342,4 +342,4 @@ def test_a_gpu_that_idled_is_heated_until_known_work_takes_its_least_time(device
     monkeypatch.setattr("apps.bench.measure.time.perf_counter", lambda: next(ticks))
     monkeypatch.setattr(watch, "batch", lambda plans, rounds: 0.057)
     watch.heat()
-    assert next(ticks) < 2.0
+    assert next(ticks) < 4.0

@@ -274,3 +274,23 @@ def test_errors_name_the_thing_and_the_remedy(device):
         cached_attention(zeros(3, 16), cache, cache, step, heads=2, kv_heads=2, scale=1.0)
     with pytest.raises(ShapeError, match=r"step is f32 \(10, 1, 8\); expected u32 \(4,\)"):
         cached_attention(zeros(3, 16), cache, cache, cache, heads=2, kv_heads=1, scale=1.0)
+
+
+def test_many_rows_fold_the_grid(device, rng):
+    (q, k, v), given = tensors(device, rng, (1, 2, 37, 8), (1, 1, 9, 8), (1, 1, 9, 8))
+    before, device.fold_at = device.fold_at, 4
+    try:
+        got = attention(*given).numpy()
+    finally:
+        device.fold_at = before
+    scores = np.einsum("bhid,bjd->bhij", q.astype(np.float64), k[:, 0]) / np.sqrt(8)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    want = np.einsum("bhij,bjd->bhid", weights / weights.sum(-1, keepdims=True), v[:, 0])
+    np.testing.assert_allclose(got, want, atol=3e-6)
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf])
+def test_a_scale_is_finite(device, rng, scale):
+    _, given = tensors(device, rng, (1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 4))
+    with pytest.raises(ValueError, match=r"attention: scale is \w+; expected a finite number, or None for 1 / sqrt"):
+        attention(*given, scale=scale)

@@ -14,6 +14,7 @@ from nn.check import run_case
 from nn.ops.base import ShapeError, Spec
 from nn.ops.matmul import MatMul
 from nn.ops.matmul_variants import BLOCK, PACKED, SERIAL, TILED, Shape, default, variants
+from nn.quant.weight import Weight
 from nn.tensor import Tensor
 
 CASES = check.cases()
@@ -152,3 +153,57 @@ def test_errors_name_the_shapes(specs, error, text):
 def test_scalars_are_refused(device):
     with pytest.raises(ShapeError, match="both need an axis"):
         F.matmul(Tensor(np.float32(1.0), device), Tensor(np.ones(3, np.float32), device))
+
+
+def test_views_of_bf16_are_operands(device, rng):
+    (a, b, c), values = zip(
+        *(
+            (x, x.numpy().astype(np.float64))
+            for x in (
+                Tensor(rng.standard_normal(s).astype(np.float32), device, dtype="bf16")
+                for s in ((3, 33, 17), (17, 65), (9, 256))
+            )
+        ),
+        strict=True,
+    )
+    a64, b64, c64 = values
+    shared, three = c.reshape(3, 3, 256).realize(), c64.reshape(3, 3, 256)
+    for got, want in (
+        (b.mT @ a.mT, b64.T @ a64.swapaxes(1, 2)),
+        (c[1:4] @ c[2:].mT, c64[1:4] @ c64[2:].T),
+        (c[:, 1:4] @ c[:3, 5:14], c64[:, 1:4] @ c64[:3, 5:14]),
+        (a[0, 3] @ b, a64[0, 3] @ b64),
+        (b.flip(0).mT @ b, b64[::-1].T @ b64),
+        (shared @ shared.mT, three @ three.swapaxes(1, 2)),
+    ):
+        np.testing.assert_allclose(got.numpy(), want, rtol=2**-8, atol=1e-3)
+    weight = Tensor(Weight.from_array(device, np.ones((2, 32), np.float32), "bf16"))
+    with pytest.raises(TypeError, match="weights can only be operands of linear and embedding"):
+        (weight @ weight.mT).numpy()
+
+
+def test_bf16_is_storage(device, rng):
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((3, 5, 33), (33, 7)))
+    x, y = (Tensor(v, device, dtype="bf16") for v in (a, b))
+    out = x @ y
+    assert out.dtype == "bf16"
+    want = x.numpy().astype(np.float64) @ y.numpy().astype(np.float64)
+    np.testing.assert_allclose(out.numpy(), want, rtol=2**-8, atol=1e-5)
+    np.testing.assert_array_equal(x.to("f32").to("bf16").numpy(), x.numpy())
+    np.testing.assert_array_equal(x.to("f16").numpy(), x.numpy().astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        (
+            (3,),
+            (4, 2),
+            r"shapes \[3\] and \[4, 2\] do not fit: the first's last axis has 3 elements, the second's second",
+        ),
+        ((2, 3), (4,), r"shapes \[2, 3\] and \[4\] do not fit: .*the second's only axis 4; they must be equal"),
+    ],
+)
+def test_the_message_shows_the_shapes_that_were_given(device, a, b, text):
+    with pytest.raises(ShapeError, match=text):
+        Tensor(np.zeros(a, np.float32), device) @ Tensor(np.zeros(b, np.float32), device)
