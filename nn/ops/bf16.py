@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nn.ops.base import Array, Op, Spec
 
 if TYPE_CHECKING:
     from gpu import Recorder
+    from nn.tensor import Tensor
     from nn.quant.weight import Weight
 
 
@@ -21,6 +22,9 @@ class WidenBF16(Op):
 
     def infer(self, *inputs: Spec) -> Spec:
         return Spec(inputs[0].shape, "f32")
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> tuple[Tensor]:
+        return (dy.to("bf16"),)
 
     def lower(self, record: Recorder, x: Array | Weight, out: Array) -> None:
         if not isinstance(x, Array):
@@ -40,6 +44,9 @@ class NarrowBF16(Op):
 
     def infer(self, *inputs: Spec) -> Spec:
         return Spec(inputs[0].shape, "bf16")
+
+    def gradient(self, dy: Any, *tensors: Tensor) -> tuple[Tensor]:
+        return (dy.to("f32"),)
 
     def lower(self, record: Recorder, x: Array, out: Array) -> None:
         record_bf16(record, "narrow", x, out)
