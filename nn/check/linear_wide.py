@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def wide_rows(
     if "gated" in entry:
         atol *= 2.0 * (1.0 + np.abs(want).max())
         want = gated(want[:, :width], want[:, width:], "silu")
-    uploaded = {name: device.upload(array) for name, array in buffers.items()}
+    uploaded: dict[str, Any] = {name: device.upload(array) for name, array in buffers.items()}
     record = device.recorder()
     multiply(
         record, chosen, entry, weight, tokens=tokens, out=out, out_cols=width, eps=0.0,
