@@ -56,8 +56,8 @@ class JoinStep:
         shape = value.spec.shape
         fields = 1 + 2 * len(shape) + len(parts) + len(step.loads) * (1 + len(shape))
         fields += sum(len(body.fields) for body in step.bodies)
-        fewest = len(step.reads) * (1 + any(step.flags()))  # a piece seen as vectors and as scalars is bound twice
-        if fewest >= caps.max_storage_buffers or fields > MAX_FIELDS or value.spec.size > MAX_ELEMENTS:
+        bound = {(load.value, wide) for load, wide in zip(step.loads, step.flags())}  # both ways: bound twice
+        if len(bound) >= caps.max_storage_buffers or fields > MAX_FIELDS or value.spec.size > MAX_ELEMENTS:
             return None
         if any(body.indices for body in step.bodies) or len(parts) < 2:
             return None
