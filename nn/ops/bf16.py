@@ -9,8 +9,8 @@ from nn.ops.base import Array, Op, Spec
 
 if TYPE_CHECKING:
     from gpu import Recorder
-    from nn.tensor import Tensor
     from nn.quant.weight import Weight
+    from nn.tensor import Tensor
 
 
 @dataclass(frozen=True)
