@@ -52,6 +52,7 @@ class Flat:
         device.memory.copy(pairs)
         self.states = {name: Tensor(np.zeros(self.size, np.float32), device) for name in states}
         self.hyper = Tensor(np.zeros(numbers, np.float32), device)
+        self.one = Tensor(np.ones(1, np.float32), device)  # the factor of a step without one
 
     def gradient(self) -> tuple[Tensor, list[tuple[int, int]]]:
         """All .grad in one row, and the runs (start, length) of it that belong to parameters that have one."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from nn.graph.scopes import current_trace
 from nn.layers.module import Parameter
-from nn.ops.create import ones
 from nn.optim.flat import Flat, UpdateRow
 from nn.tape import no_grad
 from nn.tensor import Tensor, realize
@@ -103,7 +102,7 @@ class Optimizer:
                             self.path, self.entry, self.states, len(flat.parameters), tuple(runs),
                             tuple(sorted(self.constants().items())),
                         )  # fmt: skip
-                        flat.update(kernel, gradient, ones(1, device=flat.device) if factor is None else factor)
+                        flat.update(kernel, gradient, flat.one if factor is None else factor)
                         changed += [flat.weights, *flat.states.values(), *flat.parameters]
             if trace is not None:
                 trace.before.append(self.advance)
@@ -117,6 +116,43 @@ class Optimizer:
         for group, flats in zip(self.param_groups, self._flats):
             for flat in flats:
                 flat.hyper.array().buffer.write(np.asarray(self.numbers(group, self.steps), np.float32))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps, options of every group, and each parameter's states as NumPy arrays, by its number in order."""
+        state: dict[int, dict[str, np.ndarray]] = {}
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
+        for flats in self._flats:
+            for flat in flats:
+                for i in range(len(flat.parameters)):
+                    state[len(state)] = {name: flat.part(name, i) for name in self.states}
+        return {"steps": self.steps, "param_groups": groups, "state": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state_dict of the same optimizer over parameters of the same shapes.
+
+        Raises: ValueError where groups, states or shapes differ; then nothing has changed.
+        """
+        flats = [flat for flats in self._flats for flat in flats]
+        shapes = [p.shape for flat in flats for p in flat.parameters]
+        given, name = state["state"], type(self).__name__
+        groups = state["param_groups"]
+        if len(groups) != len(self.param_groups) or any(set(g) != set(self.defaults) for g in groups):
+            raise ValueError(f"{name}: the state has other groups or options; expected those of a {name} like this one")
+        found = [tuple(np.shape(given.get(i, {}).get(s, 0))) for i in range(len(shapes)) for s in self.states]
+        wanted = [shape for shape in shapes for _ in self.states]
+        if len(given) != len(shapes) or found != wanted:
+            raise ValueError(
+                f"{name}: the state is of {len(given)} parameters, the optimizer has {len(shapes)}, or their shapes "
+                "differ; load it into an optimizer over the same model"
+            )
+        for group, options in zip(self.param_groups, groups):
+            group.update(options)
+        self.steps, number = int(state["steps"]), 0
+        for flat in flats:
+            count = len(flat.parameters)
+            for s in self.states:
+                flat.load(s, {i: given[number + i][s] for i in range(count)})
+            number += count
 
     def parameters(self) -> Iterator[Parameter]:
         """Of all groups, in order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import nn
 from nn import functional as F
 from nn.autograd import backward, grad
 from nn.graph.jit import jit
@@ -171,3 +172,16 @@ def test_eager_backward_frees_the_history_and_keeps_the_loss(device):
     loss.backward()
     assert loss.node.value is not None and layer.weight.grad.node.value is not None
     assert loss.grad_fn.tensors is None
+
+
+def test_gradients_of_functions(device):
+    x, y = Tensor([1.0, 2.0], device), Tensor([3.0, 4.0], device)
+    value, (gx, gy) = nn.value_and_grad(lambda a, b: (a * a * b).sum(), (0, 1))(x, y)
+    assert value.item() == 19.0
+    np.testing.assert_array_equal(gx.numpy(), [6, 16])
+    np.testing.assert_array_equal(gy.numpy(), [1, 4])
+    cube = nn.grad(nn.grad(lambda a: (a**3).sum()))
+    assert cube(Tensor(2.0, device)).item() == 12.0
+    assert x.grad is None and not x.requires_grad
+    with pytest.raises(TypeError, match="grad: argument 0 is float; expected a tensor, choose another with argnums="):
+        nn.grad(lambda a: a)(1.0)
