@@ -36,16 +36,15 @@ def test_attention_of_a_joint_projection(device, rng, heads, width):
 
 
 def test_the_gradient_of_a_joint_projection_is_written_in_place(device, rng, monkeypatch):
-    """Three kernels: what each row needs, dq, dk with dv. Nothing is joined afterwards."""
+    """Four kernels: forward, what each row needs, dq, dk with dv. Nothing is joined afterwards."""
     monkeypatch.setattr(device, "caps", replace(device.caps, kind="gpu"))
     x = Tensor(rng.standard_normal((2, 5, 3 * 128)).astype(np.float32), device, requires_grad=True)
     y, dy = attend(x, 2), Tensor(rng.standard_normal((2, 5, 128)).astype(np.float32), device)
     (got,) = grad(y, [x], dy, retain_graph=True)
     parts = [grad(y, [x], dy * one, retain_graph=True)[0].numpy() for one in (0.25, 0.75)]
-    y.numpy()
     before = device.counters.dispatches
     whole = got.numpy()
-    assert device.counters.dispatches - before <= 3
+    assert device.counters.dispatches - before <= 4
     np.testing.assert_allclose(whole, parts[0] + parts[1], rtol=1e-4, atol=1e-5)
 
 
