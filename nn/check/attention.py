@@ -12,7 +12,7 @@ import numpy as np
 from nn.check.arrays import STORE_ERROR, STORE_FLOOR, fetch, poisoned, upload
 from nn.check.base import Case, Outcome
 from nn.ops.attention import Heads, record_attention
-from nn.ops.attention_variants import EVERY, Shape, Variant
+from nn.ops.attention_variants import EVERY, KEEPING, Shape, Variant
 from nn.ops.base import Array
 
 if TYPE_CHECKING:
@@ -181,6 +181,8 @@ def _case(variant: Variant, make: Make, *, subgroups: bool, wider: int = 1) -> C
     files += (f"attention/keys_{keys}.wgsl", f"attention/mask_{mask}.wgsl")
     if variant.kind != "matrix":
         files += (f"attention/rows_{rows}.wgsl",)
+    if variant.kind in KEEPING:
+        files += ("attention/lse_none.wgsl",)
     if variant.kind == "decode":
         files += (f"lib/reduce{'_subgroup' if subgroups else ''}.wgsl",)
     needs = {"f16"} if "f16" in (make.elem, make.kv) else set()

@@ -359,8 +359,28 @@ class Fuser:
                 self.emit(step)
             self.exprs[node] = Load(op.dtype, value, Strided.dense(node.spec.shape))
 
+    def side_by_side(self, node: Node, op: Cat) -> Load | None:
+        """The operands of a join as one load, where they lie in memory as the join has them."""
+        if math.prod(node.spec.shape[: op.axis]) < 2:
+            return None  # operands that are whole blocks may be results themselves, in memory of their own
+        dense, start, first = Strided.dense(node.spec.shape), 0, self.exprs[node.inputs[0]]
+        if not isinstance(first, Load) or first.value.array is not None or first.value.argument is not None:
+            return None  # what is there already may be written over later
+        for x in node.inputs:
+            expr = self.exprs[x]
+            if not isinstance(expr, Load) or expr.value is not first.value or not x.spec.size:
+                return None
+            along = zip(expr.at.shape, expr.at.strides, dense.strides, strict=True)
+            if expr.at.offset != first.at.offset + start or any(n != 1 and s != t for n, s, t in along):
+                return None
+            start += x.spec.shape[op.axis] * dense.strides[op.axis]
+        return Load(node.spec.dtype, first.value, Strided(dense.shape, dense.strides, first.at.offset))
+
     def cat(self, node: Node, op: Cat) -> None:
         self.require_dense(node, compute=True)
+        if (there := self.side_by_side(node, op)) is not None:
+            self.exprs[node] = there
+            return
         value = Value(node.spec)
         dense = Strided.dense(node.spec.shape)
         joined = JoinStep.of(self.caps, [(self.exprs[x], x.spec) for x in node.inputs], value, op.axis)

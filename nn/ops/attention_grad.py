@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu.work import Cost
 from nn import tape
 from nn.ops import create, elementwise
-from nn.ops.attention import Heads, heads_inside, mask_options, pair_flops, strides_of, visible
+from nn.ops.attention import Heads, mask_options, pair_flops, strides_of, visible
 from nn.ops.attention_variants import GradVariant, Shape, grad_default
 from nn.ops.base import FLOATS, Array, Op, Progress, Spec, stored_bytes
 from nn.ops.softmax import softmax
@@ -35,13 +35,23 @@ def attention_gradient(op: Attention, dout: Tensor, *tensors: Tensor) -> Sequenc
     out, lse = tensors[-2:]
     bias = [m for m in mask if m.dtype in FLOATS and m.requires_grad]
     scores = 4 * math.prod(q.shape[:3]) * k.shape[2]
-    if tape.is_grad_enabled() or (q.device.caps.kind == "cpu" and scores <= SMALL_SCORES):
+    small = q.device.caps.kind == "cpu" and scores <= SMALL_SCORES
+    if tape.is_grad_enabled() or small or q.dtype != k.dtype:
         return composite_gradient(op, dout, q, k, v, *mask)
     masks = composite_gradient(op, dout, q, k, v, *mask)[3:] if bias else [None] * len(mask)
-    options = {
-        "causal": op.causal, "offset": op.offset, "window": op.window, "softcap": op.softcap, "scale": op.scale
-    }  # fmt: skip
-    return (*apply(AttentionGrad(**options), q, k, v, dout, out, lse, *mask), *masks)
+    made = AttentionGrad(
+        causal=op.causal, offset=op.offset, window=op.window, softcap=op.softcap, scale=op.scale,
+        joint=q.shape == k.shape,
+    )  # fmt: skip
+    grads = apply(made, q, k, v, dout, out, lse, *mask)
+    if made.joint:
+        return (*(grads[:, :, i].transpose(1, 2) for i in range(3)), *masks)
+    found, start = [], 0
+    for x in (q, k, v):
+        batch, heads, rows, d = x.shape
+        found.append(grads.narrow(0, start, x.numel()).reshape(batch, rows, heads, d).transpose(1, 2))
+        start += x.numel()
+    return (*found, *masks)
 
 
 def composite_gradient(
@@ -90,21 +100,22 @@ def composite_gradient(
 
 @dataclass(frozen=True)
 class AttentionGrad(Op):
-    """Operands q, k, v, the result's gradient, the result, its lse and, optionally, mask; results dq, dk, dv."""
+    """Operands q, k, v, the result's gradient, the result, its lse and, optionally, mask. The result has dq, dk
+    and dv: joint, where the three are alike, as (B, L, 3, H, D), else one after the other, each as (B, L, H, D)."""
 
     causal: bool
     offset: int
     window: int
     softcap: float
     scale: float
+    joint: bool = False
     strided = (0, 1, 2, 3, 4)
     group = "attention"
 
-    def layout(self, spec: Spec) -> tuple[int, ...] | None:
-        return heads_inside(spec)
-
-    def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
-        return inputs[:3]
+    def infer(self, *inputs: Spec) -> Spec:
+        batch, heads, rows, d = inputs[0].shape
+        whole = sum(spec.size for spec in inputs[:3])
+        return Spec((batch, rows, 3, heads, d) if self.joint else (whole,), inputs[0].dtype)
 
     def cost(self, operands: Sequence[Spec], results: Sequence[Spec], progress: Progress | None = None) -> Cost:
         q, k = operands[:2]
@@ -114,7 +125,7 @@ class AttentionGrad(Op):
         return Cost(batch * heads * pairs * 5 * pair_flops(d, self.softcap) // 2, read, written)
 
     def lower(self, record: Recorder, *arrays: Array) -> None:
-        q, k, v, dout, out, lse, *mask, dq, dk, dv = arrays
+        q, k, v, dout, out, lse, *mask, grads = arrays
         record_attention_grad(
             record,
             q,
@@ -123,9 +134,8 @@ class AttentionGrad(Op):
             dout,
             out,
             lse,
-            dq,
-            dk,
-            dv,
+            grads,
+            joint=self.joint,
             mask=mask[0] if mask else None,
             scale=self.scale,
             causal=self.causal,
@@ -143,11 +153,10 @@ def record_attention_grad(
     dout: Array,
     out: Array,
     lse: Array,
-    dq: Array,
-    dk: Array,
-    dv: Array,
+    grads: Array,
     *,
     scale: float,
+    joint: bool = False,
     mask: Array | None = None,
     causal: bool = False,
     offset: int = 0,
@@ -155,10 +164,8 @@ def record_attention_grad(
     softcap: float = 0.0,
     variant: GradVariant | None = None,
 ) -> None:
-    """Three dispatches of shaders/attention/grad_*.wgsl: what each row needs, dq, and dk with dv.
-
-    dq, dk and dv are laid out as `heads_inside` says.
-    """
+    """Three dispatches of shaders/attention/grad_*.wgsl: what each row needs, dq, and dk with dv. grads, joint: as the
+    result of AttentionGrad."""
     device = record.device
     (batch, heads, q_len, d), (_, kv_heads, k_len, _) = q.shape, k.shape
     if batch * heads * d == 0:
@@ -184,7 +191,7 @@ def record_attention_grad(
         "mask": "attention/mask_none.wgsl",
     }
     types = {"Elem": q.dtype, "KV": k.dtype}
-    arrays = {"q": q, "k": k, "v": v, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
+    arrays = {"q": q, "k": k, "v": v, "dout": dout, "grads": grads}
     buffers: dict[str, Buffer] = {name: array.buffer for name, array in arrays.items()} | {"stats": stats}
     strides = mask_options(mask, parts, types, buffers) | strides_of(**views)
     numbers = {
@@ -200,7 +207,7 @@ def record_attention_grad(
         "softcap": softcap,
         **strides,
     }
-    constants = {"D": d} | dict(variant.constants)
+    constants = {"D": d, "JOINT": joint} | dict(variant.constants)
     for entry, side, length in (("q", heads, q_len), ("kv", kv_heads, k_len)):
         if length:
             kernel = device.kernel(

@@ -1,12 +1,10 @@
-// Rows of q, k, v, the result's gradient and their gradients, one feature at a time: any D, any stride. Features at and past D
+// Rows of q, k, v, the result's gradient and, in one buffer, their gradients, one feature at a time: any D, any stride. Features at and past D
 // read as zero. `base`: the row's first element. `d`: group of four features, below D4. `which`: 0 q, 1 k, 2 v, 3 dout.
 @group(0) @binding(0) var<storage, read> q: array<Elem>;
 @group(0) @binding(1) var<storage, read> k: array<KV>;
 @group(0) @binding(2) var<storage, read> v: array<KV>;
 @group(0) @binding(3) var<storage, read> dout: array<Elem>;
-@group(0) @binding(6) var<storage, read_write> dq: array<Elem>;
-@group(0) @binding(8) var<storage, read_write> dk: array<KV>;
-@group(0) @binding(9) var<storage, read_write> dv: array<KV>;
+@group(0) @binding(6) var<storage, read_write> grads: array<Elem>;
 fn one(which: u32, at: u32) -> f32 {
   if (which == 0u) { return f32(q[at]); }
   if (which == 1u) { return f32(k[at]); }
@@ -21,15 +19,7 @@ fn load(which: u32, base: u32, d: u32) -> vec4<f32> {
   if (e + 3u < D) { four.w = one(which, base + e + 3u); }
   return four;
 }
-fn store_dq(base: u32, d: u32, value: vec4<f32>) {
+fn store(base: u32, d: u32, value: vec4<f32>) {
   let e = 4u * d;
-  for (var i = 0u; i < min(4u, D - e); i++) { dq[base + e + i] = Elem(value[i]); }
-}
-fn store_dk(base: u32, d: u32, value: vec4<f32>) {
-  let e = 4u * d;
-  for (var i = 0u; i < min(4u, D - e); i++) { dk[base + e + i] = KV(value[i]); }
-}
-fn store_dv(base: u32, d: u32, value: vec4<f32>) {
-  let e = 4u * d;
-  for (var i = 0u; i < min(4u, D - e); i++) { dv[base + e + i] = KV(value[i]); }
+  for (var i = 0u; i < min(4u, D - e); i++) { grads[base + e + i] = Elem(value[i]); }
 }

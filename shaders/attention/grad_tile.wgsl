@@ -6,7 +6,8 @@
 // Both: an invocation (r, c) of TY x 8 owns rows r + TY i of its own side; a vec4 of its scores holds the other side's
 // c, c+8, c+16 and c+24 of 32; of its sums it has the features 4c..4c+3 of each chunk of 32. As in tile.wgsl.
 // Scores are made again, so memory is linear in length. All sums are f32, in an order that depends on the sizes alone.
-// q, dout, dq: rows of Elem; k, v, dk, dv: rows of KV. Operands have strides in Params (dout those of out), the gradients are
+// q, dout: rows of Elem; k, v: rows of KV; strides in Params (dout: those of out). grads, of Elem: JOINT, where q, k and v are
+// alike: (batch, rows, 3, heads, D), as the gradient of their joint projection; else dq, dk and dv one after the other, each
 // (batch, rows, heads, D).
 // include attention/params.wgsl
 // include attention/grad_rows_vec4.wgsl as rows
@@ -16,6 +17,7 @@
 const PM: u32 = 4u;                     // own rows an invocation
 const PN: u32 = 4u;                     // rows of the other side an invocation, a multiple of 4
 const TY: u32 = 16u;                    // rows of invocations
+const JOINT: bool = false;              // dq, dk and dv side by side
 const WIDE: u32 = 1u;                   // chunks of 32 features staged at once for the sums, at most CHUNKS
 const ROWS: u32 = PM * TY;
 const KEYS: u32 = 8u * PN;
@@ -28,6 +30,15 @@ alias Scores = array<array<vec4<f32>, PN4>, PM>;
 alias Total = array<array<vec4<f32>, PM>, CHUNKS>;
 var<workgroup> left: array<vec4<f32>, ROWS * max(STRIDE, SPREAD)>;        // a chunk of the own side, then weights
 var<workgroup> right: array<vec4<f32>, KEYS * max(STRIDE, 8u * WIDE)>;    // a chunk of the other side
+
+// Where the gradient of a row starts. side: 0 q, 1 k, 2 v; head: of its own kind.
+fn place(side: u32, batches: u32, batch: u32, row: u32, head: u32) -> u32 {
+  if (JOINT) { return (((batch * p.q_len + row) * 3u + side) * p.heads + head) * D; }
+  if (side == 0u) { return ((batch * p.q_len + row) * p.heads + head) * D; }
+  let kv_heads = p.heads / p.group;
+  let before = batches * (p.q_len * p.heads + (side - 1u) * p.k_len * kv_heads);
+  return (before + (batch * p.k_len + row) * kv_heads + head) * D;
+}
 
 // A side of a product: which operand, its first element, elements a row, and rows [first, end) of which there are values.
 struct Side { which: u32, base: u32, stride: u32, first: u32, end: u32 }
@@ -158,16 +169,18 @@ fn attention_grad_q_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_work
   for (var i = 0u; i < PM; i++) {
     let row = first + r + TY * i;
     if (row < p.q_len) {
+      let base = place(0u, grid.z, batch, row, head);
       for (var chunk = 0u; chunk < CHUNKS; chunk++) {
         let d = chunk * 8u + c;
-        if (d < D4) { store_dq(((batch * p.q_len + row) * p.heads + head) * D, d, sum[chunk][i] * p.scale); }
+        if (d < D4) { store(base, d, sum[chunk][i] * p.scale); }
       }
     }
   }
 }
 
 @compute @workgroup_size(LANES)
-fn attention_grad_kv_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn attention_grad_kv_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
+                          @builtin(local_invocation_index) lane: u32) {
   let batch = wg.z;
   let first = wg.x * ROWS;
   let k_base = batch * p.k_batch + wg.y * p.k_head;
@@ -219,12 +232,13 @@ fn attention_grad_kv_tile(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_i
   for (var i = 0u; i < PM; i++) {
     let key = first + r + TY * i;
     if (key < p.k_len) {
-      let base = ((batch * p.k_len + key) * (p.heads / p.group) + wg.y) * D;
+      let base_k = place(1u, grid.z, batch, key, wg.y);
+      let base_v = place(2u, grid.z, batch, key, wg.y);
       for (var chunk = 0u; chunk < CHUNKS; chunk++) {
         let d = chunk * 8u + c;
         if (d < D4) {
-          store_dk(base, d, sum_k[chunk][i] * p.scale);
-          store_dv(base, d, sum_v[chunk][i]);
+          store(base_k, d, sum_k[chunk][i] * p.scale);
+          store(base_v, d, sum_v[chunk][i]);
         }
       }
     }
