@@ -81,3 +81,13 @@ def test_the_measured_table_is_that_of_the_stored_runs():
 @pytest.mark.parametrize("name", ["chat.gif", "trace.png"])
 def test_pictures_are_small(name):
     assert 10_000 < (ROOT / "docs/img" / name).stat().st_size < 500_000
+
+
+def test_the_training_example_learns(capsys):
+    marked = re.search(
+        r"<!-- training example:.*?-->\n```python\n(.*?)```\n<!-- /training example -->", TEXT, re.DOTALL
+    )
+    assert marked is not None
+    exec(compile(marked.group(1), "README.md", "exec"), {"__name__": "example"})
+    loss = float(capsys.readouterr().out.split()[1])
+    assert loss < 0.2

@@ -139,7 +139,7 @@ def test_an_operand_written_over_since_is_an_error(device):
 
 def test_operations_without_a_rule_name_themselves(device):
     x, step = leaf(device, *range(20)).reshape(2, 10), Tensor(np.array([0, 2, 0, 0], np.uint32), device)
-    caches = [Tensor(np.zeros((1, 4, 2), np.float32), device) for _ in range(2)]
+    caches = [Tensor(np.zeros((4, 1, 2), np.float32), device) for _ in range(2)]
     with pytest.raises(RuntimeError, match=r"writes in place, and an operand needs a gradient.*under no_grad"):
         F.store_qkv(x, *caches, step)
     y = F.last_row(x, step).sum()
