@@ -237,7 +237,8 @@ fn from_strip(x: vec2<u32>, lane: u32) -> vec2<f32> {
 fn put(tile: Tile, at: vec2<u32>, values: vec2<f32>) {   // at: row and column of the first
   let row = tile.z * p.m + at.x;
   let both = at.y + 1u < p.n;
-  let result = vec2<f32>(epilogue(values.x, row, at.y), epilogue(values.y, row, at.y + 1u));
+  var result = vec2<f32>(epilogue(values.x, row, at.y), 0.0);
+  if (both) { result.y = epilogue(values.y, row, at.y + 1u); }   // which may write too: not past the row
   put_two(p.out_offset + row * p.n + at.y, result, both);
 }
 

@@ -28,8 +28,9 @@ SMALL = matrix_variant(32, 32, 32, 16, 16)
         {"a": (67, 33), "b": (33, 37), "trans_b": True, "bias": True},
         {"a": (40, 66), "b": (2, 66, 34), "trans_a": True, "fused": True},
         {"a": (2, 33, 35), "b": (2, 35, 41), "trans_a": True, "trans_b": True},
+        {"a": (2, 5, 8), "b": (2, 8, 9), "fused": True},
     ],
-    ids=["pairs", "single B^T bias", "pairs A^T epilogue", "single A^T B^T"],
+    ids=["pairs", "single B^T bias", "pairs A^T epilogue", "single A^T B^T", "single epilogue"],
 )
 def test_products(device, rng, case):
     if not device.caps.f16:
