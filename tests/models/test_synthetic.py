@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpu.tune_store import Entry
 from nn.check import reference
 from nn.generate.engine import Engine
 from nn.generate.options import SamplingOptions
@@ -104,3 +105,31 @@ def test_what_cannot_be_made_is_refused():
         SyntheticModel.named("nothing")
     with pytest.raises(ConfigError, match=r"blocks.0.down has rows of 96, no multiple of a q4_k block"):
         SyntheticModel(Recipe(TINY.config, {"down": "q4_k"}), name="wrong")
+
+
+def test_a_tuning_file_changes_no_answer(device, monkeypatch):
+    """Another variant of every kernel that has one: the same logits but for rounding, and the same bits twice."""
+    model = SyntheticModel(TINY, name="synthetic:tiny", seed=2)
+    tuner = device.tuner
+
+    def logits():
+        return Engine(load_model(model, device, kv_dtype="f32")).logits(IDS)
+
+    with tuner.watched() as met:
+        plain = logits()
+    table = {}
+    for family, shape in met:
+        variants = family.variants(device.caps, shape)
+        default = family.default(device.caps, shape).name
+        other = next((v.name for v in reversed(variants) if v.name != default), None)
+        if other is not None:
+            key = (family.name, family.shape_class(shape), family.code(variants))
+            table[key] = Entry(*key, winner=other, default=default, ratio=2.0, stamp=0.0)
+    assert table, "no family has a second variant for this model"
+    monkeypatch.setattr(tuner, "mode", "use")
+    monkeypatch.setattr(tuner, "_table", table)
+    monkeypatch.setattr(tuner, "_picked", {})
+    tuned, again = logits(), logits()
+    assert tuner._picked and any(tuner._picked.values())
+    np.testing.assert_array_equal(tuned, again)
+    np.testing.assert_allclose(tuned, plain, rtol=1e-4, atol=1e-4)
