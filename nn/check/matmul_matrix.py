@@ -116,6 +116,10 @@ def cases() -> list[Case]:
         name = f"matmul/matmul_bias: {label}, 3x{9 * tm - 5}x48x{2 * tn + 2}"
         add(name, chosen=chosen, a=(3, 9 * tm - 5, 48), b=(48, 2 * tn + 2), bias=True)
         add(f"matmul/matmul: {label}, 2x0x3", chosen=chosen, a=(2, 0), b=(0, 3))
+        # Large enough for odd lines to be copied to even ones first: both, and one of them.
+        add(f"matmul/matmul: {label}, 515x517x509", chosen=chosen, a=(515, 517), b=(517, 509))
+        name = f"matmul/matmul_bias: {label}, 517x512x509 B^T"
+        add(name, chosen=chosen, a=(517, 512), b=(512, 509), trans_b=True, bias=True)
         case = partial(sums_are_f32, chosen=chosen)
         found.append(Case(f"matmul/matmul: {label}, sums are f32", case, (MATRIX, *PARTS), NEEDS))
     for a, b in (
