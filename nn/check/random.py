@@ -26,7 +26,7 @@ def pcg3d(index: np.ndarray, draw: int, seed: int) -> np.ndarray:
             z = z + x * y
             if turn == 0:
                 x, y, z = (v ^ (v >> np.uint32(16)) for v in (x, y, z))
-    return x
+    return np.asarray(x)
 
 
 def numbers(device: Device, rng: np.random.Generator, *, bits: bool, size: int) -> Iterator[Outcome]:
