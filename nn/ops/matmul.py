@@ -65,7 +65,8 @@ class MatMul(Op):
         a, b, *rest = inputs
         if a.dtype != b.dtype or a.dtype not in FLOATS:
             raise TypeError(
-                f"matmul: operands are {a.dtype} and {b.dtype}; expected both f32 or both f16; convert with .to(...)"
+                f"matmul: operands are {a.dtype} and {b.dtype}; expected both f32, both f16 or both bf16; convert with "
+                ".to(...)"
             )
         if len(a.shape) < 2 or len(b.shape) < 2:
             raise ShapeError(f"MatMul: shapes {list(a.shape)} and {list(b.shape)}; both need at least two axes")

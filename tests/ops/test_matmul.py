@@ -140,7 +140,7 @@ def test_panels_need_subgroups_of_eight_and_bindings_that_hold_them(device):
     [
         ([Spec((2, 3)), Spec((4, 5))], ShapeError, "the first needs as many columns as the second has rows"),
         ([Spec((2, 3)), Spec((3, 5), "f16")], TypeError, "operands are f32 and f16"),
-        ([Spec((2, 3), "i32"), Spec((3, 5), "i32")], TypeError, "expected both f32 or both f16"),
+        ([Spec((2, 3), "i32"), Spec((3, 5), "i32")], TypeError, "expected both f32, both f16 or both bf16"),
         ([Spec((2, 4, 3)), Spec((3, 3, 5))], ShapeError, "batch axes [2] and [3] do not broadcast"),
     ],
 )
